@@ -7,7 +7,6 @@ as ``python -m ci.demo.jobs.<plugin> OUT`` and leaves ``result.json`` and ``plot
 import argparse
 import json
 import os
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Progress = Callable[[str], None]
+
+PROGRESS = "demo: "  # starts the lines that the demo repeats on the terminal
 
 
 @dataclass(frozen=True)
@@ -75,4 +76,4 @@ def main(run: Callable[[Progress], Result]) -> None:
 
 
 def _progress(message: str) -> None:
-    print(f"  {message}", file=sys.stderr, flush=True)
+    print(f"{PROGRESS}{message}", flush=True)

@@ -1,0 +1,27 @@
+"""The demo's table on the terminal."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+
+def print_table(rows: Mapping[str, Mapping[str, Any]], failures: Mapping[str, str]) -> None:
+    """Prints a row a plugin: data, figures without it, figures with it, seconds."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 132
+    table = Table(box=box.SIMPLE_HEAD, show_lines=True)
+    table.add_column("plugin", no_wrap=True)
+    table.add_column("data", ratio=3)
+    table.add_column("without it", ratio=4)
+    table.add_column("with it", ratio=4)
+    table.add_column("job", justify="right", no_wrap=True)
+    for plugin, row in rows.items():
+        seconds = f"{row['seconds']:.0f} s"
+        table.add_row(plugin, row["data"], row["without"], row["with_plugin"], seconds)
+    for plugin, why in failures.items():
+        table.add_row(plugin, "", "", f"FAILED: {why}", "")
+    console.print(table)

@@ -1,0 +1,224 @@
+"""The development environment: made once, repaired when needed, at hand at once when it stands.
+
+Standard library only. ``.venv/ready`` holds the hash of everything the environment was made
+from; it is written last, so an environment without it, or with another hash, is not trusted.
+"""
+
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from ci.layout import BUILD, PLUGINS, ROOT, VENV
+
+READY = VENV / "ready"
+LOG = BUILD / "setup.log"
+BUILDING = "building"
+NEEDED_GIB = 4  # the environment itself is about 2.5 GiB with a CPU build of torch
+
+
+class SetupError(Exception):
+    """The environment cannot be made; the message says why and what to do."""
+
+
+def python() -> Path:
+    """Returns the environment's interpreter."""
+    return VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+
+def ensure() -> None:
+    """Makes or repairs ``.venv``; returns at once when it is up to date.
+
+    Raises:
+        SetupError: no venv module, no network, a full disk, or pip's own complaint.
+    """
+    wanted = _fingerprint()
+    if _state() == wanted:
+        return
+    try:
+        with _lock():
+            if _state() != wanted:  # another call may have finished it meanwhile
+                _build(wanted)
+    except OSError as error:
+        raise SetupError(_explain_os_error(error)) from None
+
+
+def enter(argv: Sequence[str]) -> None:
+    """Replaces this process by the same command under the environment's interpreter."""
+    if Path(sys.prefix) == VENV:
+        return
+    command = [str(python()), "-m", "ci", *argv]
+    if os.name == "nt":
+        sys.exit(subprocess.call(command))
+    os.execv(command[0], command)
+
+
+def _fingerprint() -> str:
+    digest = hashlib.sha256()
+    # An editable install remembers where the clone lies: a moved clone needs a new one.
+    digest.update(f"{ROOT}\0{sys.version_info[:2]}\0".encode())
+    sources = [*sorted((ROOT / "ci").glob("*.txt"))]
+    sources += [ROOT / plugin / "pyproject.toml" for plugin in PLUGINS]
+    for source in sources:
+        digest.update(source.read_bytes())
+        digest.update(b"\0")
+    return digest.hexdigest()
+
+
+def _state() -> str | None:
+    try:
+        return READY.read_text(encoding="utf-8")
+    except OSError:
+        return None
+
+
+def _build(wanted: str) -> None:
+    for module in ("venv", "ensurepip"):
+        if importlib.util.find_spec(module) is None:
+            version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+            raise SetupError(
+                f"this Python has no `{module}` module; on Debian or Ubuntu install it with "
+                f"`apt install python{version}-venv`, then run the same command again."
+            )
+    BUILD.mkdir(exist_ok=True)
+    # An environment that was being built when something killed the build may hold half-written
+    # packages which pip would take for whole ones: start afresh. A complete but outdated one is
+    # brought up to date in place.
+    fresh = not _is_complete()
+    if fresh:
+        _check_place()
+    VENV.mkdir(exist_ok=True)
+    READY.write_text(BUILDING, encoding="utf-8")
+    if fresh:
+        _empty()
+        _step("making .venv", [_base_python(), "-m", "venv", str(VENV)])
+    pip = [str(python()), "-m", "pip", "--disable-pip-version-check", "--no-input"]
+    _step("installing", [*pip, "install", "--progress-bar=off", "-r", "ci/requirements.txt"])
+    unfinished = READY.with_suffix(".part")
+    unfinished.write_text(wanted, encoding="utf-8")
+    os.replace(unfinished, READY)
+
+
+def _check_place() -> None:
+    if VENV.exists() and _state() is None and any(VENV.iterdir()):
+        raise SetupError(
+            f"{VENV} exists but was not made by this command: move it away, "
+            "then run the same command again."
+        )
+    free = shutil.disk_usage(ROOT).free / 2**30
+    if free < NEEDED_GIB:
+        raise SetupError(
+            f"{free:.1f} GiB free in {ROOT}, {NEEDED_GIB} GiB needed: free some space, "
+            "then run the same command again."
+        )
+
+
+def _empty() -> None:
+    # The marker stays throughout, so that a kill at any point leaves something recognizable.
+    for entry in VENV.iterdir():
+        if entry == READY:
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+def _is_complete() -> bool:
+    if _state() in (None, BUILDING) or not python().exists():
+        return False
+    check = "import pip, sys; raise SystemExit(sys.version_info[:2] != (%d, %d))"
+    test = [str(python()), "-c", check % sys.version_info[:2]]
+    return subprocess.run(test, capture_output=True, check=False).returncode == 0
+
+
+def _base_python() -> str:
+    # Never the interpreter of the environment that is about to be cleared.
+    return str(getattr(sys, "_base_executable", None) or sys.executable)
+
+
+def _step(label: str, command: Sequence[str]) -> None:
+    """Runs a command with its output in the log and one line of progress on the terminal."""
+    live = sys.stderr.isatty()
+    began = time.monotonic()
+    print(f"ci: {label} (log: {LOG.relative_to(ROOT)})", file=sys.stderr, flush=True)
+    tail: list[str] = []
+    with LOG.open("a", encoding="utf-8") as log:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                log.write(line)
+                tail = [*tail[-199:], line.rstrip()]
+                words = line.split()
+                if live and words and words[0] in ("Collecting", "Downloading", "Installing"):
+                    note = f"  {time.monotonic() - began:4.0f} s  {' '.join(words[:2])}"
+                    print(f"\r{note[:78]:78}", end="", file=sys.stderr, flush=True)
+            status = process.wait()
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        finally:
+            if live:
+                print(f"\r{'':78}\r", end="", file=sys.stderr, flush=True)
+    if status != 0:
+        raise SetupError(_explain_failure(label, tail))
+
+
+_CAUSES = (
+    (r"No space left on device|ENOSPC|Disk quota exceeded", "the disk is full: free some space"),
+    (
+        r"NewConnectionError|Failed to establish a new connection|NameResolutionError|"
+        r"Temporary failure in name resolution|Connection refused|Network is unreachable|"
+        r"ConnectTimeout|ReadTimeout|ProxyError|SSLError|Connection broken",
+        "no network: pip cannot reach the package index (or set PIP_INDEX_URL to one it can)",
+    ),
+)
+
+
+def _explain_failure(label: str, tail: Sequence[str]) -> str:
+    text = "\n".join(tail)
+    for pattern, cause in _CAUSES:
+        if re.search(pattern, text):
+            break
+    else:
+        complaints = [line for line in tail if re.match(r"(ERROR|error|Error)\b", line)]
+        cause = complaints[0] if complaints else (tail[-1] if tail else "no output")
+    return f"{label} failed: {cause}; log: {LOG}. Run the same command again to finish it."
+
+
+def _explain_os_error(error: OSError) -> str:
+    where = f" ({error.filename})" if error.filename else ""
+    return f"set-up failed: {error.strerror or error}{where}; then run the same command again."
+
+
+@contextmanager
+def _lock() -> Iterator[None]:
+    """Lets one set-up at a time touch ``.venv``; the others wait and say so."""
+    BUILD.mkdir(exist_ok=True)
+    with (BUILD / "setup.lock").open("w") as handle:
+        if os.name != "nt":
+            import fcntl
+
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                print("ci: waiting for another set-up of this clone", file=sys.stderr, flush=True)
+                fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
