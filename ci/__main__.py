@@ -11,16 +11,13 @@ import sys
 MINIMUM = (3, 11)
 
 
-def _refuse_old_python():
-    # type: () -> None
+def _refuse_old_python() -> None:
     if sys.version_info >= MINIMUM:
         return
-    newer = [n for n in ("python3.%d" % m for m in range(15, 10, -1)) if shutil.which(n)]
-    advice = "run `%s -m ci ...`" % newer[0] if newer else "install one and run it with `-m ci`"
-    sys.exit(
-        "ci: Python %d.%d or newer is needed; this is %d.%d (%s): %s."
-        % (MINIMUM + sys.version_info[:2] + (sys.executable, advice))
-    )
+    newer = [name for name in (f"python3.{m}" for m in range(15, 10, -1)) if shutil.which(name)]
+    advice = f"run `{newer[0]} -m ci ...`" if newer else "install one and run it with `-m ci`"
+    have = ".".join(map(str, sys.version_info[:2]))
+    sys.exit(f"ci: Python 3.11 or newer is needed; {sys.executable} is {have}: {advice}.")
 
 
 if __name__ == "__main__":

@@ -151,7 +151,7 @@ def _step(label: str, command: Sequence[str]) -> None:
     print(f"ci: {label} (log: {LOG.relative_to(ROOT)})", file=sys.stderr, flush=True)
     tail: list[str] = []
     with LOG.open("a", encoding="utf-8") as log:
-        process = subprocess.Popen(
+        with subprocess.Popen(
             command,
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
@@ -159,24 +159,22 @@ def _step(label: str, command: Sequence[str]) -> None:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-        )
-        try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                log.write(line)
-                tail = [*tail[-199:], line.rstrip()]
-                words = line.split()
-                if live and words and words[0] in ("Collecting", "Downloading", "Installing"):
-                    note = f"  {time.monotonic() - began:4.0f} s  {' '.join(words[:2])}"
-                    print(f"\r{note[:78]:78}", end="", file=sys.stderr, flush=True)
-            status = process.wait()
-        except BaseException:
-            process.kill()
-            process.wait()
-            raise
-        finally:
-            if live:
-                print(f"\r{'':78}\r", end="", file=sys.stderr, flush=True)
+        ) as process:
+            try:
+                for line in process.stdout or ():
+                    log.write(line)
+                    tail = [*tail[-199:], line.strip()] if line.strip() else tail
+                    words = line.split()
+                    if live and words and words[0] in ("Collecting", "Downloading", "Installing"):
+                        note = f"  {time.monotonic() - began:4.0f} s  {' '.join(words[:2])}"
+                        print(f"\r{note[:78]:78}", end="", file=sys.stderr, flush=True)
+                status = process.wait()
+            except BaseException:
+                process.kill()
+                raise
+            finally:
+                if live:
+                    print(f"\r{'':78}\r", end="", file=sys.stderr, flush=True)
     if status != 0:
         raise SetupError(_explain_failure(label, tail))
 
@@ -186,7 +184,7 @@ _CAUSES = (
     (
         r"NewConnectionError|Failed to establish a new connection|NameResolutionError|"
         r"Temporary failure in name resolution|Connection refused|Network is unreachable|"
-        r"ConnectTimeout|ReadTimeout|ProxyError|SSLError|Connection broken",
+        r"ConnectTimeout|ReadTimeout|ProxyError|SSLError|Connection broken|from versions: none",
         "no network: pip cannot reach the package index (or set PIP_INDEX_URL to one it can)",
     ),
 )
@@ -194,12 +192,9 @@ _CAUSES = (
 
 def _explain_failure(label: str, tail: Sequence[str]) -> str:
     text = "\n".join(tail)
-    for pattern, cause in _CAUSES:
-        if re.search(pattern, text):
-            break
-    else:
-        complaints = [line for line in tail if re.match(r"(ERROR|error|Error)\b", line)]
-        cause = complaints[0] if complaints else (tail[-1] if tail else "no output")
+    causes = [cause for pattern, cause in _CAUSES if re.search(pattern, text)]
+    causes += [line for line in tail if re.match(r"(ERROR|error|Error)\b", line)]
+    cause = causes[0] if causes else (tail[-1] if tail else "no output")
     return f"{label} failed: {cause}; log: {LOG}. Run the same command again to finish it."
 
 

@@ -94,6 +94,7 @@ def run(
         started before it is passed on.
     """
     _adopt_orphans()
+    others = frozenset(_descendants())
     process = subprocess.Popen(
         command,
         cwd=cwd,
@@ -121,32 +122,43 @@ def run(
         _signal_group(process.pid, signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
             process.wait(_GRACE_S)
-        _end(process.pid, grace_s=2.0)
+        _end(process.pid, others, grace_s=2.0)
         process.wait()
         raise
-    leftovers = _end(process.pid, grace_s)
+    leftovers = _end(process.pid, others, grace_s)
     reader.join(5)
     return Finished(process.returncode, leftovers)
 
 
 def _pump(process: subprocess.Popen[str], on_line: Callable[[str], None] | None) -> None:
     if on_line and process.stdout:
-        for line in process.stdout:
-            on_line(line.rstrip("\n"))
+        with process.stdout:
+            for line in process.stdout:
+                on_line(line.rstrip("\n"))
 
 
-def _end(group: int, grace_s: float) -> tuple[str, ...]:
-    """Waits for what a finished command left running, then kills it and returns what it was."""
+def _end(group: int, others: frozenset[int], grace_s: float) -> tuple[str, ...]:
+    """Waits for what a finished command left running, then kills it and returns what it was.
+
+    Args:
+        group: the command's process group.
+        others: this process's descendants from before the command, which are left alone.
+        grace_s: how long to wait.
+    """
+
+    def remaining() -> list[int]:
+        return [pid for pid in _descendants() if pid not in others]
+
     deadline = time.monotonic() + grace_s
-    while _descendants() and time.monotonic() < deadline:
+    while remaining() and time.monotonic() < deadline:
         time.sleep(0.05)
-    leftovers = tuple(filter(None, map(_command_line, _descendants())))
+    leftovers = tuple(filter(None, map(_command_line, remaining())))
     _signal_group(group, signal.SIGKILL)
     for _ in range(100):
-        remaining = _descendants()
-        if not remaining:
+        alive = remaining()
+        if not alive:
             break
-        for pid in remaining:
+        for pid in alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)

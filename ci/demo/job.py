@@ -1,7 +1,8 @@
 """What a demo job hands back, and the command line every job shares.
 
-A job is a module ``ci.demo.jobs.<plugin>`` with a function ``run(progress) -> Result``. It is started
-as ``python -m ci.demo.jobs.<plugin> OUT`` and leaves ``result.json`` and ``plot.svg`` in ``OUT``.
+A job is a module ``ci.demo.jobs.<plugin>`` with a function ``run(progress) -> Result``. It is
+started as ``python -m ci.demo.jobs.<plugin> OUT`` and leaves ``result.json`` and ``plot.svg`` in
+``OUT``.
 """
 
 import argparse

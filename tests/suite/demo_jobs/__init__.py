@@ -1,0 +1,1 @@
+"""Jobs that end well and badly, for the tests of the demo."""
