@@ -9,6 +9,7 @@ import importlib.util
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -150,8 +151,9 @@ def _step(label: str, command: Sequence[str]) -> None:
     began = time.monotonic()
     print(f"ci: {label} (log: {LOG.relative_to(ROOT)})", file=sys.stderr, flush=True)
     tail: list[str] = []
-    with LOG.open("a", encoding="utf-8") as log:
-        with subprocess.Popen(
+    with (
+        LOG.open("a", encoding="utf-8") as log,
+        subprocess.Popen(
             command,
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
@@ -159,24 +161,34 @@ def _step(label: str, command: Sequence[str]) -> None:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-        ) as process:
-            try:
-                for line in process.stdout or ():
-                    log.write(line)
-                    tail = [*tail[-199:], line.strip()] if line.strip() else tail
-                    words = line.split()
-                    if live and words and words[0] in ("Collecting", "Downloading", "Installing"):
-                        note = f"  {time.monotonic() - began:4.0f} s  {' '.join(words[:2])}"
-                        print(f"\r{note[:78]:78}", end="", file=sys.stderr, flush=True)
-                status = process.wait()
-            except BaseException:
-                process.kill()
-                raise
-            finally:
-                if live:
-                    print(f"\r{'':78}\r", end="", file=sys.stderr, flush=True)
+            start_new_session=True,
+        ) as process,
+    ):
+        try:
+            for line in process.stdout or ():
+                log.write(line)
+                tail = [*tail[-199:], line.strip()] if line.strip() else tail
+                words = line.split()
+                if live and words and words[0] in ("Collecting", "Downloading", "Installing"):
+                    note = f"  {time.monotonic() - began:4.0f} s  {' '.join(words[:2])}"
+                    print(f"\r{note[:78]:78}", end="", file=sys.stderr, flush=True)
+            status = process.wait()
+        except BaseException:
+            _kill_with_children(process)
+            raise
+        finally:
+            if live:
+                print(f"\r{'':78}\r", end="", file=sys.stderr, flush=True)
     if status != 0:
         raise SetupError(_explain_failure(label, tail))
+
+
+def _kill_with_children(process: subprocess.Popen[str]) -> None:
+    # pip builds each plugin in a process of its own, which would otherwise go on.
+    if os.name == "nt":
+        process.kill()
+    else:
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 _CAUSES = (
