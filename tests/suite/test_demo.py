@@ -1,13 +1,22 @@
 """The demo's runner: one bad job does not hide the others, and nothing stays behind."""
 
+import contextlib
 import json
+import math
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
 from pathlib import Path
 
 import pytest
 
 from ci import processes
 from ci.demo import run_demo
+from ci.layout import PLUGINS, ROOT
 
 JOBS = "tests.suite.demo_jobs"
 
@@ -48,3 +57,55 @@ def test_forgotten_daemon_is_a_failure(tmp_path: Path, capsys, monkeypatch):
     monkeypatch.setattr(processes, "_GRACE_S", 0.5)
     assert run_demo(["forgetful"], tmp_path, JOBS) == 1
     assert "left processes behind" in capsys.readouterr().out
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("plugin", PLUGINS)
+def test_the_real_job_of_each_plugin(plugin: str, tmp_path: Path, capsys):
+    status = run_demo([plugin], tmp_path)
+    assert status == 0, capsys.readouterr().out
+    row = json.loads((tmp_path / plugin / "result.json").read_text())
+    assert row["measures"]
+    for measure in row["measures"]:
+        assert math.isfinite(measure["without"]), measure
+        assert math.isfinite(measure["with_plugin"]), measure
+    assert "<svg" in (tmp_path / plugin / "plot.svg").read_text()
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(120)
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupting_the_demo_leaves_no_process(signal_number: int):
+    mark = f"DEMO_TEST_MARK={uuid.uuid4().hex}"
+    name, _, value = mark.partition("=")
+    with subprocess.Popen(
+        [sys.executable, "-m", "ci", "demo", "--only", "kingpin_ray"],
+        cwd=ROOT,
+        env={**os.environ, name: value},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as demo:
+        # Interrupted once Ray is up, which is when there is something to leave behind.
+        while not any(b"raylet" in command for command in _marked(mark).values()):
+            assert demo.poll() is None, demo.stderr and demo.stderr.read()
+            time.sleep(0.1)
+        demo.send_signal(signal_number)
+        _, errors = demo.communicate(timeout=60)
+    assert demo.returncode == 130
+    assert "interrupted" in errors
+    assert "Traceback" not in errors
+    assert _marked(mark) == {}
+
+
+def _marked(mark: str) -> dict[int, bytes]:
+    """Returns the command lines of the living processes that inherited a mark."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                    found[int(entry.name)] = (entry / "cmdline").read_bytes()
+    return found
