@@ -11,7 +11,7 @@ from typing import Any
 from ci import processes
 from ci.demo.job import PROGRESS
 from ci.demo.page import write_page
-from ci.demo.table import print_table
+from ci.demo.table import print_table, write_markdown
 from ci.layout import BUILD
 
 OUT = BUILD / "demo"
@@ -42,6 +42,7 @@ def run_demo(plugins: Sequence[str], out: Path = OUT, jobs: str = "ci.demo.jobs"
         else:
             rows[plugin] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     print_table(rows, failures)
+    write_markdown(out / "table.md", rows)
     page = write_page(out, rows, failures)
     print(f"page: {page}")
     return 1 if failures else 0

@@ -1,11 +1,21 @@
 """The demo's table on the terminal."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
+
+
+def write_markdown(path: Path, rows: Mapping[str, Mapping[str, Any]]) -> None:
+    """Writes the same table in the form that the README quotes."""
+    lines = ["| plugin | data | without it | with it | job |", "|---|---|---|---|---|"]
+    for plugin, row in rows.items():
+        cells = (f"`{plugin}`", row["data"], row["without"], row["with_plugin"])
+        lines.append(f"| {' | '.join(cells)} | {row['seconds']:.0f} s |")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def print_table(rows: Mapping[str, Mapping[str, Any]], failures: Mapping[str, str]) -> None:
