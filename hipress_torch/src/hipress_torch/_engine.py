@@ -1,0 +1,321 @@
+"""The pipeline on CPU tensors: encode in the hook, then two workers, one a hop.
+
+::
+
+    hook thread      encode -> all_to_all (group 1) --.
+    worker "merge"      wait -> merge, re-encode -> all_gather (group 2) --.
+    worker "decode"        wait -> decode into the bucket -> complete the future
+
+Each group's collectives are issued from one thread in bucket order, so their order is the same on
+all ranks. The workers wait inside the backend and encode inside C, both without the interpreter
+lock, so the pipeline overlaps with the rest of the backward pass.
+"""
+
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hipress_torch._compll._hashing import stream_of
+from hipress_torch._errors import HiPressError, PeerError
+from hipress_torch._groups import all_gather_flat, guarded
+from hipress_torch._layout import Part
+from hipress_torch._metrics import Recorder
+from hipress_torch._wire import HEADER_BYTES, NOT_FINITE, read_header, write_header
+
+SEND_HOP, MERGE_HOP = 0, 1
+
+
+@dataclass
+class Exchange:
+    """A bucket on its way: its gradient, what remains to be done, and the future to complete."""
+
+    bucket: int
+    iteration: int
+    grad: torch.Tensor
+    residual: torch.Tensor | None
+    remaining: int
+    finish: Callable[[], None]
+    future: "torch.futures.Future[torch.Tensor]"
+    work: Any = None
+    part: Part | None = None
+
+
+@dataclass
+class _Step:
+    """One part of an exchange in a worker's queue."""
+
+    exchange: Exchange
+    part: Part
+    work: Any
+    flags: int = 0
+    own_flags: int = 0
+
+
+@dataclass
+class Engine:
+    """The two workers of one state.
+
+    Attributes:
+        first: group of the first hop; issued from the thread that calls :meth:`submit`.
+        second: group of the second hop; issued from the merge worker.
+        seed: seed of the codecs' random numbers.
+        checksum: the codec's checksum, in every header.
+        recorder: counters and times.
+    """
+
+    first: dist.ProcessGroup
+    second: dist.ProcessGroup
+    seed: int
+    checksum: int
+    recorder: Recorder
+    failure: HiPressError | None = None
+    _pending: int = 0
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _queues: "tuple[queue.SimpleQueue[_Step | Exchange | None], ...]" = field(
+        default_factory=lambda: (queue.SimpleQueue(), queue.SimpleQueue())
+    )
+    _threads: list[threading.Thread] = field(default_factory=list)
+
+    def submit(self, exchange: Exchange, parts: list[Part]) -> None:
+        """Encodes and sends a bucket; its future completes when the bucket holds the mean.
+
+        Raises:
+            PeerError: an earlier exchange failed, or this one could not be sent.
+        """
+        self._start()
+        if self.failure is not None:
+            raise self.failure
+        with self._changed:
+            self._pending += 1
+        for part in parts:
+            flags = self._encode(exchange, part)
+            work = guarded(
+                lambda part=part: dist.all_to_all_single(
+                    part.received.view(-1),
+                    part.send,
+                    part.receive_sizes,
+                    part.send_sizes,
+                    group=self.first,
+                    async_op=True,
+                ),
+                f"bucket {exchange.bucket}, first hop",
+            )
+            self.recorder.count("bytes_sent", part.bytes_sent)
+            self._queues[0].put(_Step(exchange, part, work, flags))
+
+    def submit_plain(self, exchange: Exchange) -> None:
+        """Sums a bucket by a plain all-reduce; its future completes like that of :meth:`submit`.
+
+        Raises:
+            PeerError: an earlier exchange failed, or this one could not be sent.
+        """
+        self._start()
+        if self.failure is not None:
+            raise self.failure
+        with self._changed:
+            self._pending += 1
+        exchange.work = guarded(
+            lambda: dist.all_reduce(exchange.grad, group=self.first, async_op=True),
+            f"bucket {exchange.bucket}, all-reduce",
+        )
+        ranks = self.first.size()
+        size = exchange.grad.numel() * exchange.grad.element_size()
+        self.recorder.count("bytes_sent", 2 * (ranks - 1) * size // ranks)
+        self._queues[0].put(exchange)
+
+    def wait(self) -> None:
+        """Returns when all that was submitted is complete.
+
+        Raises:
+            HiPressError: an exchange failed.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._pending == 0 or self.failure is not None)
+        if self.failure is not None:
+            raise self.failure
+
+    def close(self) -> None:
+        """Stops the workers after what was submitted."""
+        if self._threads:
+            self._queues[0].put(None)
+            for thread in self._threads:
+                thread.join(timeout=60)
+            self._threads.clear()
+
+    def _start(self) -> None:
+        if not self._threads:
+            for name, run in (
+                ("hipress-merge", self._merge_loop),
+                ("hipress-decode", self._decode_loop),
+            ):
+                thread = threading.Thread(target=run, name=name, daemon=True)
+                thread.start()
+                self._threads.append(thread)
+
+    def _encode(self, exchange: Exchange, part: Part) -> int:
+        flags = [0] * len(part.sizes)
+        stream = stream_of(self.seed, exchange.iteration, SEND_HOP)
+        with self.recorder.timed("encode", exchange.iteration, exchange.bucket, part.number):
+            for coded in part.coded:
+                bad = coded.codec.encode(
+                    coded.send,
+                    exchange.grad,
+                    1.0 / self.first.size(),
+                    exchange.residual,
+                    None,
+                    part.send,
+                    stream,
+                )
+                for i in torch.nonzero(bad).view(-1).tolist():
+                    flags[coded.send_owners[i]] |= NOT_FINITE
+        start = 0
+        for owner, size in enumerate(part.send_sizes):
+            if owner != part.rank:
+                head = part.send[start : start + HEADER_BYTES]
+                write_header(
+                    head,
+                    flags[owner],
+                    exchange.iteration,
+                    self._label(exchange, part),
+                    self.checksum,
+                )
+            start += size
+        return max(flags)
+
+    def _merge_loop(self) -> None:
+        while True:
+            step = self._queues[0].get()
+            if step is None:
+                self._queues[1].put(None)
+                return
+            try:
+                if isinstance(step, Exchange):
+                    self._wait_for(step.work, "all-reduce wait", step, 0)
+                    step.grad.div_(self.first.size())
+                    self._complete(step)
+                else:
+                    self._merge(step)
+                    self._queues[1].put(step)
+            except Exception as error:  # any error must reach the training thread
+                self._fail(step if isinstance(step, Exchange) else step.exchange, error)
+
+    def _merge(self, step: _Step) -> None:
+        exchange, part = step.exchange, step.part
+        self._wait_for(step.work, "send wait", exchange, part.number)
+        senders = [r for r in range(len(part.sizes)) if r != part.rank]
+        for sender, message in zip(senders, part.received, strict=True):
+            step.own_flags |= read_header(
+                message[:HEADER_BYTES],
+                sender,
+                exchange.iteration,
+                self._label(exchange, part),
+                self.checksum,
+            )
+        if not step.own_flags:
+            stream = stream_of(self.seed, exchange.iteration, MERGE_HOP)
+            with self.recorder.timed("merge", exchange.iteration, exchange.bucket, part.number):
+                for coded in part.coded:
+                    bad = coded.codec.encode(
+                        coded.own,
+                        exchange.grad,
+                        1.0 / self.first.size(),
+                        exchange.residual,
+                        part.received,
+                        part.own,
+                        stream,
+                    )
+                    if bool(bad.any()):
+                        step.flags |= NOT_FINITE
+        head = part.own[:HEADER_BYTES]
+        flags = step.own_flags | step.flags
+        write_header(head, flags, exchange.iteration, self._label(exchange, part), self.checksum)
+        step.work = guarded(
+            lambda: all_gather_flat(part.gathered, part.own, self.second),
+            f"bucket {exchange.bucket}, second hop",
+        )
+
+    def _decode_loop(self) -> None:
+        while True:
+            step = self._queues[1].get()
+            if step is None:
+                return
+            assert isinstance(step, _Step)
+            try:
+                self._decode(step)
+            except Exception as error:  # any error must reach the training thread
+                self._fail(step.exchange, error)
+
+    def _decode(self, step: _Step) -> None:
+        exchange, part = step.exchange, step.part
+        self._wait_for(step.work, "gather wait", exchange, part.number)
+        flags = [
+            read_header(
+                row[:HEADER_BYTES],
+                r,
+                exchange.iteration,
+                self._label(exchange, part),
+                self.checksum,
+            )
+            for r, row in enumerate(part.gathered)
+        ]
+        if any(f & NOT_FINITE for f in flags):
+            self.recorder.count("not_finite")
+            self._undo(step, flags)
+        with self.recorder.timed("decode", exchange.iteration, exchange.bucket, part.number):
+            for coded in part.coded:
+                coded.codec.decode(coded.gathered, part.gathered.view(-1), exchange.grad)
+        for coded in part.coded:
+            for segment, owner in zip(coded.gathered.segments, coded.gathered_owners, strict=True):
+                if flags[owner] & NOT_FINITE:
+                    exchange.grad[segment.grad : segment.grad + segment.count] = float("nan")
+        exchange.remaining -= 1
+        if exchange.remaining == 0:
+            self._complete(exchange)
+
+    def _undo(self, step: _Step, flags: list[int]) -> None:
+        """Takes back what this rank's encodes for owners in trouble did to the residual."""
+        exchange, part = step.exchange, step.part
+        if exchange.residual is None:
+            return
+        scale = 1.0 / self.first.size()
+        for coded in part.coded:
+            hit = coded.send.only([bool(flags[o] & NOT_FINITE) for o in coded.send_owners])
+            coded.codec.undo(hit, exchange.grad, scale, exchange.residual, None, part.send)
+            # An owner that was told of trouble has encoded nothing.
+            if flags[part.rank] & NOT_FINITE and not step.own_flags:
+                coded.codec.undo(
+                    coded.own, exchange.grad, scale, exchange.residual, part.received, part.own
+                )
+
+    def _wait_for(self, work: Any, stage: str, exchange: Exchange, part: int) -> None:
+        with self.recorder.timed(stage, exchange.iteration, exchange.bucket, part):
+            guarded(work.wait, f"bucket {exchange.bucket}, {stage}")
+
+    def _label(self, exchange: Exchange, part: Part) -> int:
+        return exchange.bucket << 16 | part.number
+
+    def _complete(self, exchange: Exchange) -> None:
+        exchange.finish()
+        with self._changed:
+            self._pending -= 1
+            self._changed.notify_all()
+
+    def _fail(self, exchange: Exchange, error: Exception) -> None:
+        wrapped = (
+            error
+            if isinstance(error, HiPressError)
+            else PeerError(f"bucket {exchange.bucket}: {type(error).__name__}: {error}")
+        )
+        with self._changed:
+            if self.failure is None:
+                self.failure = wrapped
+            self._pending -= 1
+            self._changed.notify_all()
+        # DDP may be waiting for this future and for nothing else.
+        if not exchange.future.done():
+            exchange.future.set_exception(wrapped)  # type: ignore[arg-type]

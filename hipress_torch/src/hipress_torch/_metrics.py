@@ -1,0 +1,59 @@
+"""What a state counts and times while it runs."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+EVENTS_KEPT = 20_000
+
+
+@dataclass(frozen=True)
+class Event:
+    """A timed stage of one part of one bucket: a bar of the trace."""
+
+    stage: str
+    iteration: int
+    bucket: int
+    part: int
+    thread: str
+    began_ns: int
+    ended_ns: int
+
+
+class Recorder:
+    """Counters, summed times and the latest events; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[str, int] = {}
+        self._seconds: dict[str, float] = {}
+        self.events: deque[Event] = deque(maxlen=EVENTS_KEPT)
+
+    def count(self, name: str, amount: int = 1) -> None:
+        """Adds to a counter."""
+        with self._lock:
+            self._counts[name] = self._counts.get(name, 0) + amount
+
+    @contextmanager
+    def timed(self, stage: str, iteration: int, bucket: int, part: int = 0) -> Iterator[None]:
+        """Times a stage and keeps it as an event."""
+        began = time.perf_counter_ns()
+        try:
+            yield
+        finally:
+            ended = time.perf_counter_ns()
+            thread = threading.current_thread().name
+            with self._lock:
+                self._seconds[stage] = self._seconds.get(stage, 0.0) + (ended - began) * 1e-9
+                self.events.append(Event(stage, iteration, bucket, part, thread, began, ended))
+
+    def counts(self, name: str) -> int:
+        """Returns a counter."""
+        return self._counts.get(name, 0)
+
+    def seconds(self, stage: str) -> float:
+        """Returns the time spent in a stage so far."""
+        return self._seconds.get(stage, 0.0)

@@ -1,0 +1,298 @@
+"""The state of compressed synchronization for one DDP module."""
+
+import contextlib
+import zlib
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
+
+from hipress_torch import codecs
+from hipress_torch._codec import Codec
+from hipress_torch._compll._algorithm import Algorithm
+from hipress_torch._engine import Engine, Exchange
+from hipress_torch._errors import CodecError, PlanError, UnsupportedError
+from hipress_torch._groups import check_agreement, new_like, require_group
+from hipress_torch._layout import Part, Placed, build_parts
+from hipress_torch._metrics import Recorder
+from hipress_torch._registry import Registry
+
+STRATEGIES = ("auto", "ps", "allreduce")
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+class HiPressState:
+    """What :func:`hipress_hook` needs: codec, residuals, process groups, counters.
+
+    Made by :func:`hipress_torch.register`; make it yourself where a framework registers the hook
+    for you (``ddp.register_comm_hook(state, hipress_hook)``). One state serves one DDP module.
+    Nothing is started until the first bucket arrives, so it can be made before the process group.
+
+    Attributes:
+        codec: the codec in use.
+        error_feedback: whether residuals are kept.
+    """
+
+    def __init__(
+        self,
+        codec: str | Algorithm | Codec = "onebit",
+        *,
+        process_group: dist.ProcessGroup | None = None,
+        strategy: str = "auto",
+        error_feedback: bool | None = None,
+        seed: int = 0,
+        timeout_s: float | None = None,
+        min_elements: int = 1024,
+        part_elements: int = 1 << 22,
+        **codec_options: Any,
+    ) -> None:
+        """Checks the arguments; starts nothing.
+
+        Args:
+            codec: a name (see :func:`hipress_torch.codecs.available`), or a codec.
+            process_group: the group that DDP synchronizes; the default group if None.
+            strategy: ``ps`` (each rank merges its share of every bucket), ``allreduce`` (plain,
+                for codec ``none`` only), or ``auto``: ``allreduce`` for ``none``, else ``ps``.
+            error_feedback: whether what a message lost is added to the next gradient; None leaves
+                it to the codec.
+            seed: seed of the codecs' random numbers; the same on all ranks.
+            timeout_s: how long to wait for another rank before :class:`PeerTimeoutError`; None is
+                torch's default.
+            min_elements: parameters with fewer elements (biases, norms) are sent as they are.
+            part_elements: a bucket with more elements is exchanged in parts of about this many.
+            codec_options: options of the codec.
+
+        Raises:
+            CodecError: the codec or its options are wrong.
+            PlanError: the strategy or a size is.
+        """
+        self.codec = make_codec(codec, codec_options)
+        if strategy not in STRATEGIES:
+            raise PlanError(f"strategy must be one of {', '.join(STRATEGIES)}, got {strategy!r}")
+        if strategy == "allreduce" and self.codec.name != "none":
+            raise PlanError(
+                f"strategy='allreduce' sums on the wire and so needs codec='none', got "
+                f"{self.codec.name!r}; use strategy='ps'"
+            )
+        for name, value in (("min_elements", min_elements), ("part_elements", part_elements)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise PlanError(f"{name} must be a whole number of at least 0, got {value!r}")
+        if timeout_s is not None and not timeout_s > 0:
+            raise PlanError(f"timeout_s must be more than 0 seconds or None, got {timeout_s!r}")
+        self.strategy = strategy
+        self.error_feedback = self.codec.feedback if error_feedback is None else error_feedback
+        self.seed = seed
+        self.timeout_s = timeout_s
+        self._min_elements = min_elements
+        self._part_elements = max(1, part_elements)
+        self._group = process_group
+        self._plain = make_codec("none", {})
+        self._registry = Registry()
+        self._recorder = Recorder()
+        self._engine: Engine | None = None
+        self._layouts: dict[int, tuple[tuple[Placed, ...], list[Part]]] = {}
+        self._iteration = -1
+
+    @property
+    def iteration(self) -> int:
+        """How many backward passes were synchronized."""
+        return self._iteration + 1
+
+    def start(self) -> None:
+        """Makes the process groups and checks that all ranks agree; the first bucket does it else.
+
+        Every rank of the group must call it.
+
+        Raises:
+            MismatchError: ranks were given different settings.
+            UnsupportedError: no process group, or a backend that is not handled.
+            PeerError: another rank failed or did not come in time.
+        """
+        if self._engine is not None:
+            return
+        group = require_group(self._group)
+        backend = dist.get_backend(group)
+        if backend != "gloo":
+            raise UnsupportedError(
+                f"process group: backend {backend!r} is not handled yet; use 'gloo'"
+            )
+        first = new_like(group, self.timeout_s, "first hop")
+        second = new_like(group, self.timeout_s, "second hop")
+        check_agreement(first, self._settings())
+        checksum = zlib.crc32(self.codec.fingerprint().encode())
+        self._engine = Engine(first, second, self.seed, checksum, self._recorder)
+
+    def bind(self, named_parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Gives parameters their names, which residuals are saved under."""
+        self._registry.add_named(named_parameters)
+
+    def synchronize(self, bucket: GradBucket) -> "torch.futures.Future[torch.Tensor]":
+        """Returns the future of the bucket's mean over all ranks; what the hook does.
+
+        Raises:
+            PeerError: this or an earlier exchange failed.
+            UnsupportedError: the gradients' dtype is not handled.
+        """
+        self.start()
+        assert self._engine is not None
+        engine = self._engine
+        buffer = bucket.buffer()
+        if buffer.dtype not in DTYPES:
+            allowed = ", ".join(str(d) for d in DTYPES)
+            raise UnsupportedError(
+                f"gradients of dtype {buffer.dtype} are not handled; allowed: {allowed}"
+            )
+        if bucket.index() == 0:
+            self._iteration += 1
+            self._recorder.count("iterations")
+            # Raises our own error type from backward(), which DDP's wait for the future would not.
+            with contextlib.suppress(
+                RuntimeError
+            ):  # outside of a backward pass there is no such queue
+                torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)
+        ranks = engine.first.size()
+        self._recorder.count("bytes_plain", 8 * (ranks - 1) * buffer.numel() // ranks)
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        if ranks == 1 or buffer.numel() == 0:
+            future.set_result(buffer)
+            return future
+        if self._plain_sum:
+            exchange = self._exchange(bucket, buffer, buffer, 1, future)
+            engine.submit_plain(exchange)
+            return future
+        placed, parts = self._layout(bucket, buffer)
+        del placed
+        grad = buffer if buffer.dtype == torch.float32 else buffer.float()
+        exchange = self._exchange(bucket, buffer, grad, len(parts), future)
+        engine.submit(exchange, parts)
+        return future
+
+    @property
+    def _plain_sum(self) -> bool:
+        return self.strategy != "ps" and self.codec.name == "none"
+
+    def _exchange(
+        self,
+        bucket: GradBucket,
+        buffer: torch.Tensor,
+        grad: torch.Tensor,
+        parts: int,
+        future: "torch.futures.Future[torch.Tensor]",
+    ) -> Exchange:
+        def finish() -> None:
+            if grad is not buffer:
+                buffer.copy_(grad)
+            future.set_result(buffer)
+
+        residual = self._registry.residual(grad.device) if self.error_feedback else None
+        return Exchange(bucket.index(), self._iteration, grad, residual, parts, finish, future)
+
+    def _layout(
+        self, bucket: GradBucket, buffer: torch.Tensor
+    ) -> tuple[tuple[Placed, ...], list[Part]]:
+        assert self._engine is not None
+        placed = tuple(
+            Placed(self._registry.lookup(p), int(g.storage_offset() - buffer.storage_offset()))
+            for p, g in zip(bucket.parameters(), bucket.gradients(), strict=True)
+        )
+        found = self._layouts.get(bucket.index())
+        if found is None or found[0] != placed:
+            group = self._engine.first
+            parts = build_parts(
+                placed,
+                self.codec,
+                self._plain,
+                self._min_elements,
+                self._part_elements,
+                group.size(),
+                group.rank(),
+                buffer.device,
+            )
+            found = self._layouts[bucket.index()] = (placed, parts)
+        if bucket.is_last():
+            for index in [i for i in self._layouts if i > bucket.index()]:
+                del self._layouts[index]
+        return found
+
+    def _end_of_backward(self) -> None:
+        assert self._engine is not None
+        with self._recorder.timed("exposed", self._iteration, -1):
+            self._engine.wait()
+
+    def _settings(self) -> str:
+        return (
+            f"codec={self.codec.fingerprint()} strategy={self.strategy} seed={self.seed} "
+            f"error_feedback={self.error_feedback} min_elements={self._min_elements} "
+            f"part_elements={self._part_elements}"
+        )
+
+    def metrics(self) -> dict[str, Any]:
+        """Returns what was sent and how long it took, as plain values.
+
+        Returns:
+            ``iterations``; ``bytes_sent`` and ``bytes_plain``: bytes this rank put on the wire,
+            and what float32 ring all-reduce would have, both in all; ``ratio``: the second over
+            the first; ``not_finite``: parts in which some rank had a value that was not finite;
+            ``seconds``
+                of each
+            stage in all (``exposed``: backward waiting for the rest of the exchange); ``backend``:
+            what encodes and decodes; ``residual_bytes``; ``codec``.
+        """
+        r = self._recorder
+        sent, plain = r.counts("bytes_sent"), r.counts("bytes_plain")
+        residual = self._registry.bytes if self.error_feedback else 0
+        return {
+            "codec": repr(self.codec),
+            "backend": self.codec.backend,
+            "iterations": r.counts("iterations"),
+            "bytes_sent": sent,
+            "bytes_plain": plain,
+            "ratio": plain / sent if sent else 1.0,
+            "not_finite": r.counts("not_finite"),
+            "residual_bytes": residual,
+            "seconds": {s: r.seconds(s) for s in STAGES},
+        }
+
+    def close(self) -> None:
+        """Stops the workers and gives the process groups back; it is of no use afterwards."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
+            for group in (engine.first, engine.second):
+                with contextlib.suppress(RuntimeError, ValueError, AssertionError):
+                    dist.destroy_process_group(group)
+
+
+STAGES = ("encode", "send wait", "merge", "gather wait", "decode", "all-reduce wait", "exposed")
+
+
+def make_codec(codec: str | Algorithm | Codec, options: dict[str, Any]) -> Codec:
+    """Returns the codec for what a user passed.
+
+    Raises:
+        UnknownCodecError: no codec has that name.
+        CodecError: the options are wrong, or it is no codec.
+    """
+    if isinstance(codec, Codec):
+        if options:
+            raise CodecError(
+                f"codec options {sorted(options)} were given with a codec that already has its "
+                f"own; pass "
+                f"the codec's name or set them when you make it"
+            )
+        return codec
+    found: Any = codecs.get(codec) if isinstance(codec, str) else codec
+    if not callable(found):
+        raise CodecError(
+            f"codec must be a name, a codec or an algorithm made with @codec, got "
+            f"{type(codec).__name__}"
+        )
+    try:
+        made = found(**options)
+    except TypeError as error:
+        raise CodecError(f"codec {codec!r}: {error}") from error
+    if not isinstance(made, Codec):
+        raise CodecError(f"codec {codec!r} gave a {type(made).__name__}, not a Codec")
+    return made
