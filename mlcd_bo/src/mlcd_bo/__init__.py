@@ -4,4 +4,36 @@ __path__ = __import__("pkgutil").extend_path(__path__, __name__)
 
 from importlib.metadata import version as _version
 
+from . import profilers as profilers
+from ._catalog import Catalog as Catalog
+from ._catalog import InstanceType as InstanceType
+from ._errors import CatalogChanged as CatalogChanged
+from ._errors import CatalogError as CatalogError
+from ._errors import InvalidInput as InvalidInput
+from ._errors import MissingExtra as MissingExtra
+from ._errors import MLCDError as MLCDError
+from ._errors import NoFeasibleDeployment as NoFeasibleDeployment
+from ._errors import NothingObserved as NothingObserved
+from ._errors import ProfilingFailed as ProfilingFailed
+from ._errors import StoreError as StoreError
+from ._errors import TraceError as TraceError
+from ._errors import UnknownName as UnknownName
+from ._job import Job as Job
+from ._ledger import Ledger as Ledger
+from ._optimizer import DeploymentOptimizer as DeploymentOptimizer
+from ._recommendation import Estimate as Estimate
+from ._recommendation import Recommendation as Recommendation
+from ._scenario import Scenario as Scenario
+from ._space import Deployment as Deployment
+from ._space import SearchSpace as SearchSpace
+from ._step import step as step
+from ._strategies import strategies as strategies
+from ._trial import Limits as Limits
+from ._trial import Observation as Observation
+from ._trial import Profiler as Profiler
+from ._trial import Trial as Trial
+from ._trial import TrialCost as TrialCost
+from .profilers._local import LocalTorchrun as LocalTorchrun
+from .profilers._trace import TraceProfiler as TraceProfiler
+
 __version__ = _version("mlcd-bo")

@@ -1,0 +1,57 @@
+"""Puts a decision into figures and into two sentences."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ._recommendation import Estimate
+from ._situation import Situation
+from ._space import Deployment
+
+_Z95 = 1.959964
+
+
+def estimate_of(s: Situation, row: int, deployment: Deployment) -> Estimate:
+    """Returns what the final run on one deployment is expected to take."""
+    mean, sd, rate = float(s.mean[row]), float(s.sd[row]), float(s.rate[row])
+    hours = float(np.exp(mean + 0.5 * sd**2))
+    low, high = float(np.exp(mean - _Z95 * sd)), float(np.exp(mean + _Z95 * sd))
+    chance = float(s.feasible(s.most_hours())[row]) if s.limited else 1.0
+    return Estimate(
+        deployment=deployment,
+        hours=hours,
+        hours_interval=(low, high),
+        dollars=hours * rate,
+        dollars_interval=(low * rate, high * rate),
+        within_limit=chance,
+        measured=bool(s.observed[row]),
+    )
+
+
+def reason_for(
+    s: Situation, chosen: Estimate, alternatives: Sequence[Estimate], stopped: str
+) -> str:
+    """Returns two sentences: why this deployment, and why the search stops."""
+    known = "measured" if chosen.measured else "predicted, not measured"
+    amount = _amount(s, chosen)
+    first = f"{chosen.deployment} is {known} at {amount}"
+    if alternatives:
+        other = alternatives[0]
+        how = "measured" if other.measured else "predicted"
+        first += f"; the next best, {other.deployment}, is {how} at {_amount(s, other)}"
+        if s.limited and other.within_limit < 0.5 <= chosen.within_limit:
+            first += " and would break the limit"
+    second = f"The search stops because {stopped}" if stopped else "The search may still go on"
+    return f"{first}. {second}."
+
+
+def _amount(s: Situation, estimate: Estimate) -> str:
+    if s.objective == "time":
+        return f"{_hours(estimate.hours)} for ${estimate.dollars:.3g}"
+    return f"${estimate.dollars:.3g} in {_hours(estimate.hours)}"
+
+
+def _hours(hours: float) -> str:
+    if hours < 0.05:
+        return f"{hours * 3600:.3g} s"
+    return f"{hours:.3g} h"

@@ -1,0 +1,357 @@
+"""The search itself: ask for a trial, tell its outcome, recommend; or `run` it all."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._check import positive_int
+from ._errors import InvalidInput, NoFeasibleDeployment, NothingObserved, ProfilingFailed
+from ._explain import estimate_of, reason_for
+from ._job import Job
+from ._ledger import Ledger
+from ._model import ScalingModel
+from ._prior import MODEL_NOISE
+from ._recommendation import Recommendation
+from ._scenario import Scenario
+from ._situation import Situation
+from ._space import Deployment, SearchSpace
+from ._strategies import strategy_named
+from ._trial import Limits, Observation, Profiler, Trial, TrialCost
+
+# A recommendation less likely than this to keep the limit is reported as none at all.
+_LEAST_CHANCE = 0.3
+_FAILURES_IN_A_ROW = 2
+
+
+class DeploymentOptimizer:
+    """Finds where to run a training job, counting what finding it costs.
+
+    Args:
+        space: the deployments to choose from.
+        scenario: what to minimise and which limit to keep, exploration included.
+        job: how much work there is.
+        strategy: ``"gittins"`` (see `mlcd_bo.strategies` for the names).
+        seed: for strategies that draw by chance.
+        trial_cost: most seconds a trial of a deployment may last; `run` takes the profiler's
+            own `trial_seconds` where it has one.
+
+    Raises:
+        InvalidInput: an argument is of the wrong kind, or a limit is below the cheapest trial.
+        UnknownName: no such strategy.
+
+    Example:
+        >>> import mlcd_bo as mlcd
+        >>> types = [mlcd.InstanceType("small", 0.1), mlcd.InstanceType("big", 0.4)]
+        >>> space = mlcd.SearchSpace(mlcd.Catalog(types), counts=[1, 2, 4])
+        >>> search = mlcd.DeploymentOptimizer(
+        ...     space, mlcd.Scenario.cheapest_by(deadline=10.0), mlcd.Job(total_samples=1e6)
+        ... )
+        >>> print(search.ask()[0])
+        small x1
+    """
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        scenario: Scenario,
+        job: Job,
+        strategy: str = "gittins",
+        seed: int = 0,
+        *,
+        trial_cost: Callable[[Deployment], float] | None = None,
+    ) -> None:
+        for name, value, kind in (
+            ("space", space, SearchSpace),
+            ("scenario", scenario, Scenario),
+            ("job", job, Job),
+        ):
+            if not isinstance(value, kind):
+                raise InvalidInput(f"{name} must be a {kind.__name__}, got {type(value).__name__}")
+        self.space = space
+        self.scenario = scenario
+        self.job = job
+        self.strategy = strategy
+        self.seed = int(seed)
+        self.trials: list[Trial] = []
+        self._decider = strategy_named(strategy)
+        self._model = ScalingModel(space)
+        self._rate = np.array([d.price_per_hour for d in space])
+        self._stop_reason = ""
+        self._plan_trials(trial_cost or TrialCost())
+
+    def _plan_trials(self, trial_cost: Callable[[Deployment], float]) -> None:
+        seconds = np.array([float(trial_cost(d)) for d in self.space])
+        if not (np.isfinite(seconds) & (seconds > 0)).all():
+            raise InvalidInput("trial_cost must give finite seconds above 0 for every deployment")
+        self._trial_hours = seconds / 3600
+        self._trial_dollars = self._trial_hours * self._rate
+        if not self.trials:
+            self._check_limits()
+
+    def _check_limits(self) -> None:
+        budget, deadline = self.scenario.budget, self.scenario.deadline
+        cheapest, shortest = self._trial_dollars.min(), self._trial_hours.min()
+        if budget is not None and budget < cheapest:
+            raise InvalidInput(
+                f"budget of ${budget:.4g} is below the cheapest possible trial, ${cheapest:.4g}; "
+                "raise it or allow shorter trials"
+            )
+        if deadline is not None and deadline < shortest:
+            raise InvalidInput(
+                f"deadline of {deadline:.4g} h is below the shortest possible trial, "
+                f"{shortest:.4g} h; raise it or allow shorter trials"
+            )
+
+    @property
+    def ledger(self) -> Ledger:
+        """What has been spent on trials, and what is left of the limits."""
+        return Ledger.of(self.scenario, self.trials)
+
+    @property
+    def work_left(self) -> float:
+        """Job units still to be trained; trials whose checkpoint is carried on count."""
+        done = sum(trial.observation.work_done for trial in self.trials)
+        return max(self.job.work - done, 0.0)
+
+    def ask(self, n: int = 1) -> list[Deployment]:
+        """Returns up to `n` deployments to try next, side by side; none means: stop.
+
+        Asking changes nothing: the answer depends on what was told and on the seed alone.
+
+        Raises:
+            ProfilingFailed: the first trials all failed by an error of the script.
+        """
+        positive_int("n", n)
+        self._check_failures()
+        if len(self.space) == 1:
+            return [] if self.trials else [self.space[0]]
+        pending: list[int] = []
+        for _ in range(n):
+            proposal = self._decider.propose(self._situation(pending))
+            if proposal.row is None:
+                if not pending:
+                    self._stop_reason = proposal.why
+                break
+            pending.append(proposal.row)
+        return [self.space[row] for row in pending]
+
+    def tell(self, trial: Trial) -> None:
+        """Takes in the outcome of a trial; failed ones are charged and learned from.
+
+        Raises:
+            InvalidInput: its deployment is not in the search space.
+        """
+        if not isinstance(trial, Trial):
+            raise InvalidInput(f"trial must be a Trial, got {type(trial).__name__}")
+        self.space.position(trial.deployment)
+        self.trials.append(trial)
+
+    def recommend(self) -> Recommendation:
+        """Returns the deployment to run the job on, by what is known now.
+
+        Raises:
+            NothingObserved: no trial has given a speed.
+            NoFeasibleDeployment: none is likely to keep the limit; `nearest` misses it least.
+        """
+        situation = self._situation()
+        if not situation.observed.any():
+            raise NothingObserved(
+                f"none of {len(self.trials)} trials gave a speed; tell() at least one that did"
+            )
+        row = self._decider.choose(situation)
+        chance = situation.feasible(situation.most_hours())
+        if situation.limited and not situation.incumbents()[row] and chance[row] < _LEAST_CHANCE:
+            short = np.where(
+                situation.observed, situation.measured - situation.most_hours(), np.inf
+            )
+            nearest = self._recommendation(situation, int(np.argmin(short)))
+            raise NoFeasibleDeployment(
+                f"no deployment is likely to be {self.scenario.describe()}; the nearest miss is "
+                f"{nearest.deployment} with {nearest.total_hours:.3g} h and "
+                f"${nearest.total_dollars:.3g} in all",
+                nearest,
+            )
+        return self._recommendation(situation, row)
+
+    def run(
+        self,
+        profiler: Profiler,
+        parallel: int = 1,
+        *,
+        on_trial: Callable[[Trial], None] | None = None,
+    ) -> Recommendation:
+        """Returns the recommendation after profiling as long as it pays.
+
+        Args:
+            profiler: measures one deployment at a time.
+            parallel: trials to run side by side; their spend is committed before they start.
+            on_trial: called after each trial.
+
+        Raises:
+            ProfilingFailed: trials keep failing by an error of the script.
+            NoFeasibleDeployment: no deployment is likely to keep the limit.
+        """
+        positive_int("parallel", parallel)
+        if not isinstance(profiler, Profiler):
+            raise InvalidInput(
+                f"profiler must have a method profile(deployment, limits), got {profiler!r}"
+            )
+        planned = getattr(profiler, "trial_seconds", None)
+        if planned is not None:
+            self._plan_trials(planned)
+        with ThreadPoolExecutor(parallel, "mlcd-trial") as pool:
+            while chosen := self.ask(parallel):
+                limits = [self._limits(deployment) for deployment in chosen]
+                began = time.time()
+                outcomes = list(pool.map(profiler.profile, chosen, limits))
+                batch = len(self.trials)
+                for deployment, outcome in zip(chosen, outcomes, strict=True):
+                    trial = Trial(deployment, outcome, batch, deployment.price_per_hour, began)
+                    self.tell(trial)
+                    if on_trial is not None:
+                        on_trial(trial)
+        return self.recommend()
+
+    def _limits(self, deployment: Deployment) -> Limits:
+        """Returns how long to profile: not on, once a deployment is surely worse than the best."""
+        row = self.space.position(deployment)
+        situation = self._situation()
+        useful = 0.0
+        held = situation.incumbents() & ~situation.failed
+        if held.any():
+            best = float(np.min(np.exp(situation.log_objective)[held]))
+            longest = best if self.scenario.objective == "time" else best / self._rate[row]
+            useful = self.work_left / (longest * 3600)
+        return Limits(
+            seconds=float(self._trial_hours[row] * 3600), useful_speed=useful, unit=self.job.unit
+        )
+
+    def _recommendation(self, situation: Situation, row: int) -> Recommendation:
+        worth = self._decider.worth(situation)
+        usable = [
+            i for i in np.argsort(worth, kind="stable") if i != row and not situation.failed[i]
+        ]
+        alternatives = tuple(estimate_of(situation, int(i), self.space[int(i)]) for i in usable[:3])
+        estimate = estimate_of(situation, row, self.space[row])
+        return Recommendation(
+            **vars(estimate),
+            trials=len(self.trials),
+            spent_hours=self.ledger.hours,
+            spent_dollars=self.ledger.dollars,
+            reason=reason_for(situation, estimate, alternatives, self._stop_reason),
+            alternatives=alternatives,
+        )
+
+    def _situation(self, pending: Sequence[int] = ()) -> Situation:
+        """Returns the state of the search, with `pending` trials committed at their most."""
+        rows, values, noise = self._data()
+        left = math.log(max(self.work_left, 1e-300) / 3600)
+        posterior = self._model.posterior(rows, values, noise)
+        for row in pending:
+            # A running trial is taken to turn out as expected: it narrows, it does not move.
+            rows = np.append(rows, row)
+            values = np.append(values, posterior.mean[row])
+            noise = np.append(noise, MODEL_NOISE**2)
+            posterior = self._model.posterior(rows, values, noise)
+        spent = self.ledger
+        side_by_side = max((self._trial_hours[row] for row in pending), default=0.0)
+        committed = Ledger(
+            spent.hours + side_by_side,
+            spent.dollars + sum(self._trial_dollars[row] for row in pending),
+            spent.budget,
+            spent.deadline,
+        )
+        failed, tried = self._failures()
+        closed = failed | np.isfinite(self._measured())
+        closed[list(pending)] = True
+        return Situation(
+            objective=self.scenario.objective or "time",
+            ledger=committed,
+            rate=self._rate,
+            mean=posterior.mean + left,
+            sd=posterior.sd,
+            measured=self._measured(),
+            open=~closed,
+            failed=failed,
+            trial_hours=np.maximum(self._trial_hours - side_by_side, 0.0),
+            trial_dollars=self._trial_dollars,
+            expected=self._expected_part(),
+            kind=self._model.features.kind,
+            count=np.array([d.count for d in self.space]),
+            tried=tried,
+            rng=np.random.default_rng([self.seed, len(self.trials), len(pending)]),
+        )
+
+    def _data(self) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+        good = [t for t in self.trials if t.observation.status == "ok"]
+        rows = np.array([self.space.position(t.deployment) for t in good], dtype=np.int64)
+        speed = np.array([t.observation.speed for t in good])
+        sem = np.array([t.observation.speed_sem for t in good])
+        return rows, -np.log(speed), (sem / speed) ** 2 + MODEL_NOISE**2
+
+    def _measured(self) -> NDArray[np.float64]:
+        """Returns hours of the work left by measurement alone, NaN where there is none."""
+        rows, values, noise = self._data()
+        n = len(self.space)
+        weight = np.bincount(rows, 1.0 / noise, n)
+        total = np.bincount(rows, values / noise, n)
+        with np.errstate(invalid="ignore"):
+            return np.asarray(np.exp(total / weight) * self.work_left / 3600)
+
+    def _expected_part(self) -> float:
+        """Returns which part of their largest cost trials have taken, 1 before the first."""
+        parts = [
+            t.observation.seconds / (3600 * self._trial_hours[self.space.position(t.deployment)])
+            for t in self.trials
+            if t.observation.status == "ok"
+        ]
+        return float(np.clip(np.mean(parts), 0.02, 1.0)) if parts else 1.0
+
+    def _failures(self) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+        """Returns what failures rule out, and the rows tried in order."""
+        kind = self._model.features.kind
+        count = np.array([d.count for d in self.space])
+        spot = np.array([d.spot for d in self.space])
+        failed = np.zeros(len(self.space), dtype=bool)
+        tried, preempted = [], set()
+        for trial in self.trials:
+            row = self.space.position(trial.deployment)
+            tried.append(row)
+            status = trial.observation.status
+            same = kind == kind[row]
+            if status == "oom":
+                # A fixed global batch leaves less for each worker when there are more of them;
+                # a fixed local batch needs the same memory on any number of machines.
+                fewer = count <= count[row]
+                failed |= same & fewer if self.job.batch_policy == "global" else same
+            elif status == "quota":
+                failed |= same & (count >= count[row]) & (spot == spot[row])
+            elif status == "preempted":
+                # Once is bad luck; it may be tried again. Twice is how this market is.
+                failed[row] |= row in preempted
+                preempted.add(row)
+            elif status in ("error", "timeout"):
+                failed[row] = True
+        failed &= ~np.isfinite(self._measured())
+        return failed, np.array(tried, dtype=np.int64)
+
+    def _check_failures(self) -> None:
+        last = [trial.observation for trial in self.trials[-_FAILURES_IN_A_ROW:]]
+        broken = [o for o in last if o.status in ("error", "timeout")]
+        if len(broken) == _FAILURES_IN_A_ROW and not self._any_speed():
+            raise ProfilingFailed(
+                f"{len(broken)} trials in a row failed and none gave a speed; the last says:\n"
+                f"{_words(broken[-1])}",
+                self.trials,
+            )
+
+    def _any_speed(self) -> bool:
+        return any(trial.observation.status == "ok" for trial in self.trials)
+
+
+def _words(observation: Observation) -> str:
+    return f"{observation.status}: {observation.detail or 'no detail'}"

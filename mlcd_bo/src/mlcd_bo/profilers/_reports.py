@@ -1,0 +1,69 @@
+"""Reads the step reports that the ranks of one trial append to their files."""
+
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class StepReports:
+    """The steps of one trial, as `mlcd_bo.step` wrote them, one file a rank.
+
+    A step of the whole job is done when its slowest rank is done with it; its samples are the
+    sum over the ranks.
+
+    Args:
+        folder: where the ranks write.
+        world: number of ranks.
+    """
+
+    def __init__(self, folder: Path, world: int) -> None:
+        self.folder = folder
+        self.world = world
+        self._offsets = [0] * world
+        self._rests = [b""] * world
+        self._times: list[list[float]] = [[] for _ in range(world)]
+        self._samples: list[list[float]] = [[] for _ in range(world)]
+
+    @property
+    def steps(self) -> int:
+        """Steps that every rank has finished."""
+        return min(map(len, self._times))
+
+    @property
+    def ranks_seen(self) -> int:
+        """Ranks that have reported at least one step."""
+        return sum(1 for times in self._times if times)
+
+    def silent_ranks(self) -> list[int]:
+        """Returns the ranks that have reported no step."""
+        return [rank for rank, times in enumerate(self._times) if not times]
+
+    def read(self) -> bool:
+        """Takes in what the ranks have written since the last call; True if steps were added."""
+        before = self.steps
+        for rank in range(self.world):
+            try:
+                with open(self.folder / f"rank-{rank}", "rb") as file:
+                    file.seek(self._offsets[rank])
+                    data = file.read()
+            except FileNotFoundError:
+                continue
+            self._offsets[rank] += len(data)
+            *lines, self._rests[rank] = (self._rests[rank] + data).split(b"\n")
+            for line in lines:
+                stamp, _, samples = line.split()
+                self._times[rank].append(float(stamp))
+                self._samples[rank].append(float(samples))
+        return self.steps > before
+
+    def series(
+        self, unit: Literal["steps", "samples"]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Returns the end of each step in seconds and its work in `unit`."""
+        n = self.steps
+        times = np.array([times[:n] for times in self._times]).max(axis=0)
+        if unit == "steps":
+            return times, np.ones(n)
+        return times, np.array([samples[:n] for samples in self._samples]).sum(axis=0)

@@ -1,0 +1,163 @@
+import datetime
+import math
+
+import pytest
+
+import mlcd_bo as mlcd
+
+GOOD = mlcd.InstanceType("a", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"price": 0}, "price"),
+        ({"price": -1.0}, "price"),
+        ({"price": math.nan}, "price"),
+        ({"price": math.inf}, "price"),
+        ({"price": "1"}, "price"),
+        ({"price": True}, "price"),
+        ({"name": ""}, "name"),
+        ({"vcpus": 0}, "vcpus"),
+        ({"mem_gib": math.nan}, "mem_gib"),
+        ({"gpus": -1}, "gpus"),
+        ({"spot_price": 0}, "spot_price"),
+        ({"max_count": 0}, "max_count"),
+        ({"quota": 1.5}, "quota"),
+    ],
+)
+def test_instance_type_refuses(fields, says):
+    with pytest.raises(mlcd.CatalogError, match=says):
+        mlcd.InstanceType(**{"name": "a", "price": 1.0, **fields})
+
+
+def test_memory_is_that_of_the_accelerators_if_there_are_any():
+    assert mlcd.InstanceType("c", 1, mem_gib=8).memory_gib == 8
+    assert mlcd.InstanceType("g", 1, mem_gib=8, gpus=4, gpu_mem_gib=16).memory_gib == 64
+    assert mlcd.InstanceType("g", 1, mem_gib=8, gpus=4).memory_gib is None
+
+
+@pytest.mark.parametrize(
+    ("types", "says"),
+    [([], "empty"), ([GOOD, mlcd.InstanceType("a", 2.0)], "twice"), (["a"], "InstanceType")],
+)
+def test_catalog_refuses(types, says):
+    with pytest.raises(mlcd.CatalogError, match=says):
+        mlcd.Catalog(types)
+
+
+@pytest.mark.parametrize("counts", [[0], [-1, 2], [1.5], [], ["1"], 3, "12", {"b": [1]}, {"a": []}])
+def test_counts_refused(counts):
+    with pytest.raises(mlcd.CatalogError, match="counts"):
+        mlcd.SearchSpace(mlcd.Catalog([GOOD]), counts)
+
+
+def test_counts_may_come_from_the_catalog_and_differ_by_type():
+    catalog = mlcd.Catalog([GOOD, mlcd.InstanceType("b", 2.0)], counts={"a": [4, 1, 4], "b": [2]})
+    assert [d.key for d in mlcd.SearchSpace(catalog)] == ["a x1", "a x4", "b x2"]
+    with pytest.raises(mlcd.CatalogError, match="counts is missing"):
+        mlcd.SearchSpace(mlcd.Catalog([GOOD]))
+
+
+def test_quota_and_max_count_cut_the_space():
+    kinds = [mlcd.InstanceType("q", 1, quota=2), mlcd.InstanceType("m", 1.5, max_count=4, quota=9)]
+    space = mlcd.SearchSpace(mlcd.Catalog(kinds), [1, 2, 4, 8])
+    assert [d.key for d in space] == ["q x1", "q x2", "m x1", "m x2", "m x4"]
+    with pytest.raises(mlcd.CatalogError, match="no deployment is left"):
+        mlcd.SearchSpace(mlcd.Catalog(kinds), [16])
+
+
+def test_spot_and_knobs_widen_the_space():
+    kinds = [mlcd.InstanceType("s", 1.0, spot_price=0.3), mlcd.InstanceType("o", 2.0)]
+    space = mlcd.SearchSpace(mlcd.Catalog(kinds), [2], spot=True, knobs={"batch": [32, 64]})
+    assert len(space) == 6
+    spot = [d for d in space if d.spot]
+    assert {d.price_per_hour for d in spot} == {0.6}
+    assert spot[0].key == "s x2 spot batch=32"
+    with pytest.raises(mlcd.InvalidInput, match="spot_price"):
+        mlcd.Deployment(kinds[1], 1, spot=True)
+    with pytest.raises(mlcd.InvalidInput, match="twice"):
+        mlcd.SearchSpace(mlcd.Catalog(kinds), [2], knobs={"batch": [32, 32]})
+    with pytest.raises(mlcd.InvalidInput, match="knobs"):
+        mlcd.SearchSpace(mlcd.Catalog(kinds), [2], knobs={"batch": []})
+
+
+def test_position_refuses_a_stranger():
+    space = mlcd.SearchSpace(mlcd.Catalog([GOOD]), [1, 2])
+    assert space.position(space[1]) == 1
+    with pytest.raises(mlcd.InvalidInput, match="not in the search space"):
+        space.position(mlcd.Deployment(GOOD, 3))
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({}, "exactly one"),
+        ({"total_steps": 1, "total_samples": 1}, "exactly one"),
+        ({"total_steps": 0}, "total_steps"),
+        ({"total_samples": math.nan}, "total_samples"),
+        ({"total_steps": 5, "batch_policy": "local"}, "give total_samples"),
+        ({"total_samples": 5, "batch_policy": "weak"}, "batch_policy"),
+    ],
+)
+def test_job_refuses(fields, says):
+    with pytest.raises(mlcd.InvalidInput, match=says):
+        mlcd.Job(**fields)
+
+
+def test_scenarios():
+    assert mlcd.Scenario.fastest().objective == "time"
+    assert mlcd.Scenario.fastest_within(budget=3).budget == 3
+    day = mlcd.Scenario.cheapest_by(deadline=datetime.timedelta(days=1))
+    assert (day.objective, day.deadline) == ("cost", 24)
+    assert mlcd.Scenario(budget=2.0).objective == "time"
+    assert mlcd.Scenario("cost", budget=2, deadline=3).describe() == "cheapest within $2 by 3 h"
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"budget": 1, "deadline": 1}, "without an objective"),
+        ({"budget": 0}, "budget"),
+        ({"deadline": -1}, "deadline"),
+        ({"deadline": math.nan}, "deadline"),
+        ({"objective": "speed"}, "objective"),
+    ],
+)
+def test_scenario_refuses(fields, says):
+    with pytest.raises(mlcd.InvalidInput, match=says):
+        mlcd.Scenario(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"speed": math.nan}, "speed"),
+        ({"speed": 0.0}, "speed"),
+        ({"speed": math.inf}, "speed"),
+        ({"speed_sem": math.nan}, "speed_sem"),
+        ({"speed_sem": -1.0}, "speed_sem"),
+        ({"seconds": -1.0}, "seconds"),
+        ({"dollars": math.nan}, "dollars"),
+        ({"status": "fine"}, "status"),
+        ({"status": "oom"}, "not a slow run"),
+        ({"work_done": -2.0}, "work_done"),
+    ],
+)
+def test_observation_refuses(fields, says):
+    good = {"speed": 1.0, "speed_sem": 0.1, "seconds": 2.0, "dollars": 3.0}
+    with pytest.raises(mlcd.InvalidInput, match=says):
+        mlcd.Observation(**{**good, **fields})
+
+
+def test_errors_are_also_the_usual_ones():
+    assert issubclass(mlcd.CatalogError, ValueError)
+    assert issubclass(mlcd.UnknownName, LookupError)
+    assert issubclass(mlcd.NoFeasibleDeployment, RuntimeError)
+    assert issubclass(mlcd.MissingExtra, ImportError)
+
+
+def test_every_public_name_is_there_and_documented():
+    for name in dir(mlcd):
+        if not name.startswith("_"):
+            assert getattr(mlcd, name).__doc__, name

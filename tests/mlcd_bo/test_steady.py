@@ -1,0 +1,75 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlcd_bo import InvalidInput
+from mlcd_bo._steady import steady_speed
+
+
+def clock(gaps):
+    return np.cumsum(np.concatenate([[0.0], gaps]))
+
+
+def test_constant_pace_is_exact():
+    speed = steady_speed(clock([0.5] * 40), [8.0] * 41)
+    assert speed.value == pytest.approx(16.0)
+    assert speed.half_width == pytest.approx(0.0, abs=1e-9)
+
+
+def test_too_few_steps_say_nothing():
+    assert steady_speed([], []) is None
+    assert steady_speed([1.0, 2.0, 3.0], [1, 1, 1]) is None
+
+
+def test_warm_up_is_cut_off():
+    gaps = [2.0] * 10 + [0.1] * 60
+    speed = steady_speed(clock(gaps), np.ones(71))
+    assert speed.value == pytest.approx(10.0, rel=1e-6)
+    assert speed.discarded >= 10
+
+
+def test_zero_samples_give_no_speed():
+    assert steady_speed(clock([0.1] * 30), np.zeros(31)) is None
+
+
+@pytest.mark.parametrize(
+    ("times", "work", "says"),
+    [
+        ([0, 1, 2], [1, 1], "one length"),
+        ([0, 1, np.nan], [1, 1, 1], "finite"),
+        ([0, 1, 2], [1, np.inf, 1], "finite"),
+        ([0, 1, 2], [1, -1, 1], "negative"),
+        ([0, 2, 1], [1, 1, 1], "backwards"),
+    ],
+)
+def test_refuses(times, work, says):
+    with pytest.raises(InvalidInput, match=says):
+        steady_speed(times, work)
+
+
+def test_interval_covers_the_truth_at_about_its_level():
+    rng = np.random.default_rng(0)
+    hits = 0
+    for _ in range(400):
+        # Correlated noise: an AR(1) around a mean of 0.1 s.
+        noise = np.zeros(300)
+        for i in range(1, 300):
+            noise[i] = 0.3 * noise[i - 1] + 0.02 * rng.standard_normal()
+        speed = steady_speed(clock(0.1 + noise.clip(-0.09)), np.ones(301))
+        hits += abs(speed.value - 10.0) <= speed.half_width * speed.value
+    # Nominal 95 %; the data-driven cut and the correlation cost a little.
+    assert 0.86 <= hits / 400 <= 0.99
+
+
+@given(
+    st.lists(st.floats(1e-3, 10.0), min_size=12, max_size=80),
+    st.floats(1e-3, 1e3),
+    st.floats(1e-3, 1e3),
+)
+def test_units_scale_through(gaps, seconds, samples):
+    times = clock(gaps)
+    one = steady_speed(times, np.ones(len(times)))
+    other = steady_speed(times * seconds, np.full(len(times), samples))
+    assert other.value == pytest.approx(one.value * samples / seconds, rel=1e-6)
+    assert other.half_width == pytest.approx(one.half_width, rel=1e-5, abs=1e-9)
