@@ -1,0 +1,172 @@
+"""Cuts the data into chunks of whole groups and has them trained, here or on Ray actors."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kingpin_ray._engine import Outcome, Task, failed_outcome, fit_block
+from kingpin_ray._errors import ResourceError
+from kingpin_ray._session import actor_count, ray_session
+from kingpin_ray._worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from kingpin_ray._frame import Frame
+
+_log = logging.getLogger(__name__)
+
+# A group costs about this many rows on top of its own.
+_ROWS_PER_GROUP = 50
+_CHUNKS = 32
+_CHUNK_ROWS = (20_000, 250_000)
+_START_TIMEOUT_S = 120.0
+# The pause lets Ray restart an actor before it is asked again.
+_RESTART_PAUSE_S = 0.5
+_TRIES = 2
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Whole groups that are trained in one call.
+
+    Attributes:
+        number: its place in the run.
+        groups: ids, largest group first.
+        tries: how often a worker died over it.
+    """
+
+    number: int
+    groups: NDArray[np.int64]
+    tries: int = 0
+
+
+def make_chunks(counts: NDArray[np.int64]) -> list[Chunk]:
+    """Returns chunks of about equal work, the largest groups first.
+
+    They depend on the data alone, never on the number of workers: a group always meets the same
+    neighbours, so its result has the same bytes under every plan and after every restart.
+    """
+    order = np.lexsort((np.arange(len(counts)), -counts))
+    cost = counts[order] + _ROWS_PER_GROUP
+    low, high = _CHUNK_ROWS
+    size = int(np.clip(cost.sum() // _CHUNKS, low, high))
+    which = (np.cumsum(cost) - cost) // size
+    starts = np.flatnonzero(np.diff(which, prepend=-1))
+    return [Chunk(i, part) for i, part in enumerate(np.split(order, starts[1:]))]
+
+
+def remaining(chunks: list[Chunk], outcomes: list[Outcome]) -> list[Chunk]:
+    """Returns what is left of the chunks when some outcomes are already there."""
+    if not outcomes:
+        return chunks
+    done = np.unique(np.concatenate([o.results.column("group").to_numpy() for o in outcomes]))
+    left = []
+    for chunk in chunks:
+        groups = chunk.groups[~np.isin(chunk.groups, done)]
+        if len(groups):
+            left.append(replace(chunk, groups=groups))
+    return left
+
+
+def run_local(frame: Frame, chunks: list[Chunk], task: Task) -> Iterator[tuple[Chunk, Outcome]]:
+    """Yields each chunk trained in this process."""
+    from threadpoolctl import threadpool_limits
+
+    task = replace(task, plan="local")
+    # Matrices of one group are too small to share between threads.
+    with threadpool_limits(1):
+        for chunk in chunks:
+            yield chunk, fit_block(frame.block(chunk.groups), task)
+
+
+def run_task(
+    frame: Frame, chunks: list[Chunk], task: Task, num_actors: int | None
+) -> Iterator[tuple[Chunk, Outcome]]:
+    """Yields each chunk as some Ray actor finishes it.
+
+    Actors take the next largest chunk when they are free, so one slow chunk delays nothing else.
+    Each chunk's rows go to one actor, once. When an actor dies, Ray starts a fresh one and its
+    chunk is done again; a chunk that kills its worker twice is halved until the group that does it
+    stands alone and is recorded as an error.
+
+    Raises:
+        ResourceError: the cluster lacks the CPUs, or no actor starts.
+    """
+    task = replace(task, plan="task")
+    with ray_session(num_actors) as ray:
+        count = actor_count(ray, num_actors, len(chunks))
+        remote = ray.remote(Worker)
+        actors = [
+            remote.options(num_cpus=1, max_restarts=-1, max_task_retries=0).remote()
+            for _ in range(count)
+        ]
+        try:
+            _await_one(ray, actors)
+            yield from _dispatch(ray, actors, frame, chunks, task)
+        finally:
+            for actor in actors:
+                ray.kill(actor)
+
+
+def _await_one(ray: Any, actors: list[Any]) -> None:
+    refs = [actor.ready.remote() for actor in actors]
+    ready, _ = ray.wait(refs, num_returns=1, timeout=_START_TIMEOUT_S)
+    if not ready:
+        raise ResourceError(
+            f"none of {len(actors)} actors started within {_START_TIMEOUT_S:.0f} s; see "
+            "`ray status` for what the cluster is short of"
+        )
+
+
+def _dispatch(
+    ray: Any, actors: list[Any], frame: Frame, chunks: list[Chunk], task: Task
+) -> Iterator[tuple[Chunk, Outcome]]:
+    waiting = deque(chunks)
+    shared_task = ray.put(task)
+    running: dict[Any, tuple[Any, Chunk]] = {}
+    # Two calls an actor: the next block travels while this one is trained.
+    slots = deque(actor for _ in range(2) for actor in actors)
+    while waiting or running:
+        while waiting and slots:
+            chunk, actor = waiting.popleft(), slots.popleft()
+            ref = actor.fit.remote(ray.put(frame.block(chunk.groups)), shared_task)
+            running[ref] = (actor, chunk)
+        ready, _ = ray.wait(list(running), num_returns=1)
+        for ref in ready:
+            actor, chunk = running.pop(ref)
+            slots.append(actor)
+            try:
+                outcome = ray.get(ref)
+            except ray.exceptions.RayError as error:
+                if isinstance(error, ray.exceptions.RayTaskError):
+                    raise
+                _log.warning("a worker died on chunk %d: %s", chunk.number, error)
+                yield from _again(frame, chunk, task, waiting, str(error))
+                time.sleep(_RESTART_PAUSE_S)
+                continue
+            yield chunk, outcome
+
+
+def _again(
+    frame: Frame, chunk: Chunk, task: Task, waiting: deque[Chunk], error: str
+) -> Iterator[tuple[Chunk, Outcome]]:
+    """Queues a chunk whose worker died, or yields it as failed: one group that did it often."""
+    tries = chunk.tries + 1
+    if tries < _TRIES:
+        waiting.append(replace(chunk, tries=tries))
+    elif len(chunk.groups) == 1:
+        message = f"the worker died {tries} times on this group: {error.splitlines()[0]}"
+        yield chunk, failed_outcome(frame.block(chunk.groups), task, message)
+    else:
+        middle = len(chunk.groups) // 2
+        for part in (chunk.groups[:middle], chunk.groups[middle:]):
+            waiting.append(Chunk(chunk.number, part, tries=_TRIES - 1))

@@ -1,0 +1,490 @@
+"""The estimator: one call trains, selects and keeps a model for every group."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from sklearn.base import BaseEstimator
+from sklearn.model_selection import ParameterGrid
+from sklearn.utils.validation import check_array, check_is_fitted
+
+from kingpin_ray import _plan
+from kingpin_ray._assemble import assemble
+from kingpin_ray._driver import make_chunks, remaining, run_local, run_task
+from kingpin_ray._engine import Outcome, Task
+from kingpin_ray._errors import InputError, ParameterError, StoreError, UnknownGroupError
+from kingpin_ray._fallback import add_fallback
+from kingpin_ray._folds import parse_cv
+from kingpin_ray._frame import (
+    Columns,
+    array_columns,
+    build_frame,
+    columns_of,
+    layout,
+    numeric_column,
+    target_values,
+)
+from kingpin_ray._inputs import codes_of, key_columns, one_column
+from kingpin_ray._progress import Progress
+from kingpin_ray._result_table import raise_bad, with_keys
+from kingpin_ray._run import Run, adopt, set_names
+from kingpin_ray._scoring import scorer
+from kingpin_ray._session import ray_is_running
+from kingpin_ray._source import expand, is_path, read_paths
+from kingpin_ray._store import Store, restore_model
+from kingpin_ray.models._base import GroupModel, Naming
+from kingpin_ray.models._sklearn import PerGroup
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from kingpin_ray._served import Served
+
+_ON_BAD = ("fallback", "skip", "raise")
+_FALLBACKS = ("global", "parent", None)
+
+SEGMENT_EVERY_S = 2.0
+"""Finished groups wait at most this long (and until their chunk is done) to be written."""
+
+
+class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
+    """Trains a model for every group of a table, thousands at once.
+
+    Args:
+        model: `Linear()`, `Ridge()`, `Logistic()` or another model of `kingpin_ray.models`, or any
+            scikit-learn estimator, which is then fitted group by group.
+        by: key column, or a list of them; a number for a column of an array. None with `groups`
+            given to `fit`, or for one model of all rows.
+        target: column to predict; None when `y` is given to `fit`. Rows without a (finite) target
+            are dropped and counted.
+        features: columns to learn from; None for all others.
+        param_grid: as of `sklearn.model_selection.ParameterGrid`; the best setting of each group is
+            chosen by held-out score.
+        cv: folds (2 or more), or the share of rows to hold out once. None: 5 folds when there is
+            something to choose, else scores are those of the training rows.
+        scoring: a scikit-learn name such as "neg_log_loss", "roc_auc", "r2"; None for accuracy or
+            r2.
+        min_rows: groups with fewer rows are bad.
+        on_bad: what becomes of a group that cannot be trained (too few rows, one class, NaN
+            features, an error): "fallback" serves it by the fallback model, "skip" leaves it
+            without a model, "raise" ends `fit` with an error. It is recorded in `results_` anyway.
+        fallback: "global" trains one model on all rows, "parent" one for each value of the key
+            columns but the last (and a global one), for bad and for unseen groups; None has none.
+        plan: "local" trains in this process, "task" on Ray actors, "auto" starts Ray only when that
+            saves time.
+        store: folder that takes finished groups during `fit`, so that a killed run can be resumed;
+            None keeps models in memory until `save`.
+        num_actors: Ray actors of one CPU each; None for all free CPUs.
+        random_state: seed of folds and of models that draw numbers; None draws a fresh one.
+        progress: whether to show a bar when standard error is a terminal.
+
+    Attributes:
+        results_: Arrow table, a row per group, configuration and fold, and one with fold null for
+            each group's final model: key columns, config, params, fold, status, n_rows, n_dropped,
+            score, seconds, plan, error.
+        best_params_: chosen setting by key.
+        estimators_: by key, the model as an object of its host library, made when asked for.
+        classes_: the classes, for classifiers.
+        plan_: the plan that was used.
+
+    Example:
+        >>> import pandas as pd
+        >>> from kingpin_ray import GroupedEstimator, Linear
+        >>> data = pd.DataFrame({"shop": list("aabb"), "day": [1, 2, 1, 2], "sold": [3, 5, 4, 3]})
+        >>> model = GroupedEstimator(Linear(), by="shop", target="sold").fit(data)
+        >>> model.predict(pd.DataFrame({"shop": ["a", "b"], "day": [3, 3]})).round(6).tolist()
+        [7.0, 2.0]
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        by: Any = None,
+        target: Any = None,
+        features: Sequence[Any] | None = None,
+        param_grid: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]] | None = None,
+        cv: float | None = None,
+        scoring: str | None = None,
+        min_rows: int = 2,
+        on_bad: str = "fallback",
+        fallback: str | None = "global",
+        plan: str = "auto",
+        store: str | os.PathLike[str] | None = None,
+        num_actors: int | None = None,
+        random_state: int | None = None,
+        progress: bool = True,
+    ) -> None:
+        self.model = model
+        self.by = by
+        self.target = target
+        self.features = features
+        self.param_grid = param_grid
+        self.cv = cv
+        self.scoring = scoring
+        self.min_rows = min_rows
+        self.on_bad = on_bad
+        self.fallback = fallback
+        self.plan = plan
+        self.store = store
+        self.num_actors = num_actors
+        self.random_state = random_state
+        self.progress = progress
+
+    def fit(self, X: Any, y: Any = None, groups: Any = None) -> GroupedEstimator:
+        """Trains every group and returns itself.
+
+        Args:
+            X: pandas DataFrame, Arrow table, Parquet path, glob or list of them; or an (N, D)
+                array, with `y`.
+            y: (N,) target; None to take the column `target`.
+            groups: (N,) keys, or (N, k) for composite ones; None to take the columns `by`.
+
+        Raises:
+            ParameterError: a parameter has a value that is not allowed.
+            InputError: the data cannot be used; its subclasses say why.
+            BadGroupError: a group is bad and `on_bad="raise"`.
+            ResourceError: the Ray cluster lacks the CPUs.
+        """
+        run = self._prepare(X, y, groups, self.random_state)
+        if self.store is not None:
+            Store(self.store).begin(run.about(self))
+        return self._train(run, [], None if self.store is None else Store(self.store))
+
+    def resume(
+        self,
+        store: str | os.PathLike[str],
+        X: Any = None,
+        y: Any = None,
+        groups: Any = None,
+        *,
+        trust: bool = False,
+    ) -> GroupedEstimator:
+        """Finishes a run that was killed, and returns itself; groups in the store are not redone.
+
+        Args:
+            store: the folder that `fit` was given as `store`.
+            X: the same data; None to read the Parquet files that `fit` read.
+            y: as for `fit`.
+            groups: as for `fit`.
+            trust: whether pickled models in the store may be loaded, which runs what they name.
+
+        Raises:
+            StoreError: the store is of other data or other parameters, or cannot be read.
+        """
+        kept = Store(store)
+        manifest = kept.manifest()
+        if X is None:
+            if manifest["paths"] is None:
+                raise StoreError(
+                    f"store={os.fspath(store)!r} was trained on data in memory; give the same data "
+                    "to resume(store, data)"
+                )
+            X = manifest["paths"]
+        run = self._prepare(X, y, groups, manifest["seed"])
+        if run.fingerprint() != manifest["fingerprint"]:
+            raise StoreError(
+                f"store={os.fspath(store)!r} is of a run with other data, model, grid, cv or "
+                "min_rows; make the estimator with the same parameters and give it the same data"
+            )
+        if manifest["complete"]:
+            return adopt(self, kept, trust)
+        return self._train(run, kept.outcomes(trust), kept)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes all models, keys and results to a new folder.
+
+        Raises:
+            StoreError: the folder holds a store already, or the disk refuses.
+        """
+        check_is_fitted(self, "_served")
+        kept = Store(path)
+        kept.begin(self._about)
+        kept.finish(self._about, self._served, self.results_)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, trust: bool = False) -> GroupedEstimator:
+        """Returns the estimator that a folder holds; models are mapped from disk, not read.
+
+        Args:
+            path: what `save`, or `fit` with `store`, wrote.
+            trust: whether pickled models may be loaded, which runs whatever code they name.
+
+        Raises:
+            StoreError: there is no complete store, it is damaged, or needs `trust`.
+        """
+        kept = Store(path)
+        manifest = kept.manifest()
+        model = restore_model(manifest["model"], trust)
+        if isinstance(model, PerGroup):
+            model = model.estimator
+        return adopt(cls(model, **manifest["estimator"]), kept, trust)
+
+    def _prepare(self, X: Any, y: Any, groups: Any, seed: int | None) -> Run:
+        task = self._task()
+        data, features_only = self._open(X, reset=True)
+        parts = layout(data.names, self.by, None if y is not None else self.target, self.features)
+        if y is None and self.target is None:
+            raise ParameterError(
+                "requires y to be passed, but the target y is None; or name its column by target="
+            )
+        if seed is None:
+            seed = int(np.random.default_rng().integers(2**31))
+        frame = build_frame(
+            data,
+            parts,
+            None if y is None else one_column(y, "y"),
+            None if groups is None else key_columns(groups),
+            task.model.classifier,
+            int(seed),
+        )
+        return Run(
+            task=task,
+            frame=frame,
+            layout=parts,
+            groups_apart=groups is not None,
+            seed=int(seed),
+            n_features_in=len(data.names) if features_only else len(parts.features),
+            paths=expand(X) if is_path(X) else None,
+        )
+
+    def _train(self, run: Run, outcomes: list[Outcome], store: Store | None) -> GroupedEstimator:
+        frame, task = run.frame, run.task
+        fits = len(task.configs) * (task.split.n_folds if task.split else 0) + 1
+        predicted = _plan.predicted_seconds(
+            task.model, frame.counts, len(run.layout.features), fits
+        )
+        plan = _plan.check_plan(self.plan)
+        if plan == "auto":
+            plan = _plan.choose(predicted, ray_is_running(), self.num_actors)
+        chunks = remaining(make_chunks(frame.counts), outcomes)
+        if plan == "local":
+            done = run_local(frame, chunks, task)
+        else:
+            done = run_task(frame, chunks, task, self.num_actors)
+        outcomes = list(outcomes)
+        waiting: list[Outcome] = []
+        written = time.monotonic()
+        with Progress(len(frame.keys), bool(self.progress)) as bar:
+            for chunk, outcome in done:
+                outcomes.append(outcome)
+                waiting.append(outcome)
+                bad = len(chunk.groups) - len(outcome.groups)
+                bar.add(len(chunk.groups), int(frame.counts[chunk.groups].sum()), bad)
+                if store is not None and time.monotonic() - written >= SEGMENT_EVERY_S:
+                    store.append(waiting)
+                    waiting, written = [], time.monotonic()
+        naming = Naming(run.layout.features, frame.classes)
+        results, served = assemble(outcomes, frame.keys, task, naming)
+        if self.on_bad == "raise":
+            raise_bad(results, frame)
+        if self.on_bad == "skip":
+            served.skipped = served.slot < 0
+        add_fallback(served, frame, task, results, self.fallback)
+        self.results_ = with_keys(results, frame, task, self.by)
+        self.plan_ = plan
+        self._served = served
+        self._layout = run.layout
+        self._groups_apart = run.groups_apart
+        self._about = run.about(self)
+        set_names(self, run.n_features_in, naming)
+        if store is not None:
+            store.finish(self._about, served, self.results_)
+        return self
+
+    def _task(self) -> Task:
+        model = as_model(self.model)
+        if self.on_bad not in _ON_BAD:
+            raise ParameterError(f"on_bad={self.on_bad!r}: choose one of {_ON_BAD}")
+        if self.fallback not in _FALLBACKS:
+            raise ParameterError(f"fallback={self.fallback!r}: choose one of {_FALLBACKS}")
+        if not isinstance(self.min_rows, (int, np.integer)) or self.min_rows < 1:
+            raise ParameterError(f"min_rows={self.min_rows!r}: give a whole number of at least 1")
+        actors = self.num_actors
+        if actors is not None and (not isinstance(actors, (int, np.integer)) or actors < 1):
+            raise ParameterError(f"num_actors={actors!r}: give a whole number of at least 1")
+        if self.fallback == "parent" and not (
+            isinstance(self.by, (list, tuple)) and len(self.by) > 1
+        ):
+            raise ParameterError(
+                f"fallback='parent' needs at least two key columns, by={self.by!r}; "
+                "use fallback='global'"
+            )
+        try:
+            configs = tuple(ParameterGrid(self.param_grid)) if self.param_grid else ({},)
+        except (TypeError, ValueError) as error:
+            raise ParameterError(f"param_grid={self.param_grid!r}: {error}") from error
+        for config in configs:
+            model.check(config)
+        name, _ = scorer(self.scoring, model.classifier)
+        split = parse_cv(self.cv, len(configs))
+        return Task(model, configs, split, name, int(self.min_rows), "local")
+
+    def _open(self, X: Any, *, reset: bool) -> tuple[Columns, bool]:
+        """Returns the columns of an input, and whether it is an array of features alone."""
+        if is_path(X):
+            return columns_of(read_paths(X, self._needed())), False
+        if isinstance(X, (pa.Table, pa.RecordBatch)) or hasattr(X, "iloc"):
+            return columns_of(X), False
+        array = check_array(X, ensure_all_finite=False, dtype="numeric", estimator=self)
+        if not reset and array.shape[1] != self.n_features_in_:
+            raise InputError(
+                f"X has {array.shape[1]} features, but {type(self).__name__} is expecting "
+                f"{self.n_features_in_} features as input"
+            )
+        return array_columns(array), True
+
+    def _needed(self) -> list[str] | None:
+        """Returns the columns to read from a file, None for all."""
+        if self.features is None:
+            return None
+        by = list(self.by) if isinstance(self.by, (list, tuple)) else [self.by]
+        names = [*by, self.target, *self.features]
+        return [str(name) for name in names if name is not None]
+
+    def _raw(self, X: Any, groups: Any) -> tuple[NDArray[np.float64], Columns]:
+        check_is_fitted(self, "_served")
+        data, _ = self._open(X, reset=False)
+        parts, served = self._layout, self._served
+        layout(data.names, None if self._groups_apart else list(parts.by), None, parts.features)
+        if self._groups_apart:
+            if groups is None:
+                raise InputError("groups: the model was fitted with groups; give one for each row")
+            keys = key_columns(groups)
+        elif parts.by:
+            keys = [data.get(name) for name in parts.by]
+        else:
+            keys = [pa.nulls(data.n_rows, pa.int8())]
+        for column in keys:
+            if len(column) != data.n_rows:
+                raise InputError(f"groups has {len(column)} entries for {data.n_rows} rows of X")
+        columns = [numeric_column(data.get(name), name) for name in parts.features]
+        matrix = np.empty((data.n_rows, len(columns)))
+        for j, column in enumerate(columns):
+            matrix[:, j] = column
+        plain = [k.combine_chunks() if isinstance(k, pa.ChunkedArray) else k for k in keys]
+        classes = served.naming.classes
+        return served.predict(matrix, plain, 0 if classes is None else len(classes)), data
+
+    def predict(self, X: Any, groups: Any = None) -> NDArray[Any]:
+        """Returns (N,) predictions of each row by its group's model.
+
+        Args:
+            X: as for `fit`; the target may be absent.
+            groups: keys, if the model was fitted with `groups`.
+
+        Raises:
+            UnknownGroupError: rows belong to groups without a model, and there is no fallback.
+            InputError: a column is missing or cannot be used.
+        """
+        raw, _ = self._raw(X, groups)
+        classes = self._served.naming.classes
+        return raw if classes is None else classes[raw.argmax(axis=1)]
+
+    def _is_classifier(self) -> bool:
+        return as_model(self.model).classifier
+
+    def __sklearn_tags__(self) -> Any:
+        from sklearn.utils import ClassifierTags, RegressorTags
+
+        tags = super().__sklearn_tags__()
+        tags.target_tags.required = True
+        if self._is_classifier():
+            tags.estimator_type = "classifier"
+            tags.classifier_tags = ClassifierTags()
+        else:
+            tags.estimator_type = "regressor"
+            tags.regressor_tags = RegressorTags()
+        return tags
+
+    def predict_proba(self, X: Any, groups: Any = None) -> NDArray[np.float64]:
+        """Returns (N, K) probabilities in the order of `classes_`; classes a group never saw get 0.
+
+        Raises:
+            AttributeError: the model is a regressor.
+            UnknownGroupError: rows belong to groups without a model, and there is no fallback.
+        """
+        if not self._is_classifier():
+            raise AttributeError(f"{self.model!r} is a regressor and has no predict_proba")
+        return self._raw(X, groups)[0]
+
+    def score(self, X: Any, y: Any = None, groups: Any = None) -> float:
+        """Returns the score over all rows under `scoring` (accuracy or r2 by default)."""
+        raw, data = self._raw(X, groups)
+        column = one_column(y, "y") if y is not None else data.get(self._layout.target)
+        classes = self._served.naming.classes
+        _, score_of = scorer(self.scoring, classes is not None)
+        if classes is None:
+            truth: NDArray[Any] = target_values(column, "y")
+        else:
+            truth = codes_of(column, classes)
+        return float(score_of(truth, raw, np.array([0, len(truth)]))[0])
+
+    @property
+    def estimators_(self) -> Mapping[Any, Any]:
+        """By key, the model of each trained group as an object of its host library."""
+        check_is_fitted(self, "_served")
+        return _Estimators(self._served)
+
+    @property
+    def best_params_(self) -> dict[Any, dict[str, Any]]:
+        """The chosen setting of each trained group, by key."""
+        check_is_fitted(self, "_served")
+        served = self._served
+        keys = served.keys.keys()
+        return {
+            keys[g]: dict(served.configs[int(served.config[slot])])
+            for g, slot in enumerate(served.slot)
+            if slot >= 0
+        }
+
+
+def as_model(model: Any) -> GroupModel:
+    """Returns `model` itself, or a scikit-learn estimator wrapped to run group by group.
+
+    Raises:
+        ParameterError: it is neither.
+    """
+    if isinstance(model, GroupModel):
+        return model
+    if isinstance(model, type):
+        raise ParameterError(
+            f"model={model.__name__} is a class; give an object, {model.__name__}()"
+        )
+    if hasattr(model, "fit") and hasattr(model, "predict") and hasattr(model, "get_params"):
+        return PerGroup(model)
+    raise ParameterError(
+        f"model={model!r} is neither a model of kingpin_ray.models nor a scikit-learn estimator"
+    )
+
+
+class _Estimators(Mapping[Any, Any]):
+    """Makes the estimator of a key when it is asked for."""
+
+    def __init__(self, served: Served) -> None:
+        self._of = served
+
+    def __getitem__(self, key: Any) -> Any:
+        group = self._of.keys.find(key)
+        if group < 0 or self._of.slot[group] < 0:
+            raise UnknownGroupError(
+                f"group {key!r} has no model of its own; results_ says why, if it was in the data"
+            )
+        return self._of.export(int(self._of.slot[group]))
+
+    def __contains__(self, key: object) -> bool:
+        group = self._of.keys.find(key)
+        return group >= 0 and bool(self._of.slot[group] >= 0)
+
+    def __iter__(self) -> Iterator[Any]:
+        keys = self._of.keys.keys()
+        return (keys[g] for g in np.flatnonzero(self._of.slot >= 0))
+
+    def __len__(self) -> int:
+        return int((self._of.slot >= 0).sum())

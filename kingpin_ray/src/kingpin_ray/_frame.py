@@ -1,0 +1,340 @@
+"""Input of any kind, turned into keys, a target and feature columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kingpin_ray._blocks import Block, group_order, offsets_of, ranges
+from kingpin_ray._errors import (
+    EmptyDataError,
+    InputError,
+    MissingColumnError,
+    MixedTypesError,
+    ParameterError,
+    UnsupportedColumnError,
+)
+from kingpin_ray._keys import KeyTable, encode, plain_column
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A table that hands out one column at a time.
+
+    Attributes:
+        names: every column, in order.
+        n_rows: rows.
+        get: the Arrow array of a column.
+    """
+
+    names: tuple[Any, ...]
+    n_rows: int
+    get: Callable[[Any], Any]
+
+
+def columns_of(data: Any) -> Columns:
+    """Returns a view of a pandas frame, an Arrow table or a two-dimensional array.
+
+    Raises:
+        InputError: `data` is none of these, or has two columns of one name.
+        MixedTypesError: reading a column finds values of several types.
+    """
+    if isinstance(data, (pa.Table, pa.RecordBatch)):
+        table = data if isinstance(data, pa.Table) else pa.Table.from_batches([data])
+        _no_twins(table.column_names)
+        return Columns(tuple(table.column_names), table.num_rows, table.column)
+    if hasattr(data, "iloc") and hasattr(data, "columns"):
+        _no_twins(list(data.columns))
+
+        def from_pandas(name: Any) -> Any:
+            try:
+                return pa.Array.from_pandas(data[name])
+            except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+                raise MixedTypesError(
+                    f"column {name!r} holds values of several types ({error}); "
+                    "convert it to one type first"
+                ) from error
+
+        return Columns(tuple(data.columns), len(data), from_pandas)
+    raise InputError(
+        f"data of type {type(data).__name__} is not understood; give a pandas DataFrame, an Arrow "
+        "table, a Ray Dataset, a Parquet path or glob, or X, y and groups"
+    )
+
+
+def array_columns(X: NDArray[np.generic]) -> Columns:
+    """Returns a view of an (N, D) array whose columns are named by their numbers."""
+    return Columns(tuple(range(X.shape[1])), len(X), lambda j: pa.array(X[:, j]))
+
+
+def _no_twins(names: Sequence[Any]) -> None:
+    seen: set[Any] = set()
+    for name in names:
+        if name in seen:
+            raise InputError(f"the data has two columns named {name!r}; rename one of them")
+        seen.add(name)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which columns play which part.
+
+    Attributes:
+        by: key columns.
+        target: the column to predict; None when it is given apart.
+        features: columns of X, in order.
+    """
+
+    by: tuple[Any, ...]
+    target: Any
+    features: tuple[Any, ...]
+
+
+def layout(names: Sequence[Any], by: Any, target: Any, features: Sequence[Any] | None) -> Layout:
+    """Returns the parts of the columns.
+
+    Raises:
+        MissingColumnError: a named column is not there.
+        ParameterError: a column plays two parts, or no feature is left.
+    """
+    keys = tuple(by) if isinstance(by, (list, tuple)) else () if by is None else (by,)
+    wanted = [("by", key) for key in keys]
+    if target is not None:
+        wanted.append(("target", target))
+    wanted += [("features", name) for name in features or ()]
+    there = set(names)
+    for part, name in wanted:
+        if name not in there:
+            shown = ", ".join(repr(n) for n in list(names)[:20])
+            raise MissingColumnError(
+                f"{part}={name!r} is not a column of the data, which has {shown}"
+                + (" ..." if len(names) > 20 else "")
+            )
+    if len(set(keys)) < len(keys):
+        raise ParameterError(f"by={list(keys)!r} names a column twice")
+    if target is not None and target in keys:
+        raise ParameterError(f"target={target!r} is also in by={list(keys)!r}; use another column")
+    if features is None:
+        chosen = tuple(n for n in names if n not in keys and n != target)
+    else:
+        chosen = tuple(features)
+        for part, used in (("target", {target}), ("by", set(keys))):
+            both = [name for name in chosen if name in used]
+            if both:
+                raise ParameterError(f"features names {both[0]!r}, which is {part}; take it out")
+        if len(set(chosen)) < len(chosen):
+            raise ParameterError("features names a column twice; name each once")
+    if not chosen:
+        raise ParameterError("features: no column is left to train on; name at least one")
+    return Layout(keys, target, chosen)
+
+
+def numeric_column(column: Any, name: Any) -> NDArray[np.generic]:
+    """Returns a feature column as a number array, null as NaN.
+
+    Raises:
+        UnsupportedColumnError: the column is not numeric.
+    """
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    kind = array.type
+    numeric = (
+        pa.types.is_floating(kind)
+        or pa.types.is_integer(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_null(kind)
+    )
+    if pa.types.is_decimal(kind):
+        array, numeric = array.cast(pa.float64()), True
+    if not numeric:
+        raise UnsupportedColumnError(
+            f"features: column {name!r} is of type {kind}; models need numbers. Encode it (for "
+            "example with pandas get_dummies) or leave it out through features=[...]"
+        )
+    if pa.types.is_null(kind):
+        return np.full(len(array), np.nan, np.float32)
+    if pa.types.is_boolean(kind):
+        array = array.cast(pa.uint8())
+    if array.null_count and pa.types.is_integer(array.type):
+        small = array.type.bit_width <= 16
+        array = array.cast(pa.float32() if small else pa.float64(), safe=False)
+    return np.asarray(array.to_numpy(zero_copy_only=False))
+
+
+def target_values(column: Any, name: Any) -> NDArray[np.float64]:
+    """Returns a regression target; NaN where it is missing or infinite."""
+    try:
+        values = numeric_column(column, name).astype(np.float64)
+    except UnsupportedColumnError as error:
+        raise UnsupportedColumnError(
+            f"target={name!r}: a regression target must be numeric; for classes use Logistic or "
+            "another classifier"
+        ) from error
+    return np.where(np.isfinite(values), values, np.nan)
+
+
+def target_classes(column: Any, name: Any) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    """Returns (N,) class codes, -1 where missing, and the sorted classes.
+
+    Raises:
+        UnsupportedColumnError: the target looks continuous.
+    """
+    array = plain_column(column, str(name))
+    if pa.types.is_floating(array.type):
+        values = array.to_numpy(zero_copy_only=False)
+        known = values[np.isfinite(values)]
+        if (known != np.round(known)).any():
+            raise UnsupportedColumnError(
+                f"Unknown label type: target={name!r} is continuous, not classes; use a regression "
+                "model such as Linear, or make classes of it first"
+            )
+    coded = array.dictionary_encode()
+    order = pc.sort_indices(coded.dictionary).to_numpy()
+    classes = coded.dictionary.take(pa.array(order)).to_numpy(zero_copy_only=False)
+    rank = np.empty(len(order) + 1, np.int64)
+    rank[order] = np.arange(len(order))
+    rank[-1] = -1
+    codes = pc.fill_null(coded.indices, -1).to_numpy(zero_copy_only=False)
+    return rank[codes], classes
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Training data, its rows sorted by group through an index.
+
+    Attributes:
+        keys: the groups.
+        columns: feature columns by position.
+        y: (N,) float64, or int64 codes.
+        classes: the sorted classes; None for regression.
+        order: (kept rows,) row numbers in group order, rows without a target left out.
+        offsets: (G + 1,) where each group's rows begin in `order`.
+        n_dropped: (G,) rows left out.
+        seeds: (G,) uint64.
+    """
+
+    keys: KeyTable
+    columns: Sequence[NDArray[np.generic]]
+    y: NDArray[np.generic]
+    classes: NDArray[Any] | None
+    order: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    n_dropped: NDArray[np.int64]
+    seeds: NDArray[np.uint64]
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """(G,) usable rows of each group."""
+        return np.diff(self.offsets)
+
+    @property
+    def dtype(self) -> np.dtype[np.floating]:
+        """float32 when that holds every column exactly, else float64."""
+        small = all(
+            column.dtype.itemsize <= 2 or column.dtype == np.float32 for column in self.columns
+        )
+        return np.dtype(np.float32 if small else np.float64)
+
+    def matrix(self, rows: NDArray[np.int64]) -> NDArray[np.floating]:
+        """Returns (len(rows), D) features."""
+        X = np.empty((len(rows), len(self.columns)), self.dtype)
+        for j, column in enumerate(self.columns):
+            X[:, j] = column[rows]
+        return X
+
+    def block(self, groups: NDArray[np.int64]) -> Block:
+        """Returns the rows of some groups."""
+        counts = self.counts[groups]
+        rows = self.order[ranges(self.offsets[groups], counts)]
+        return Block(
+            X=self.matrix(rows),
+            y=self.y[rows],
+            offsets=offsets_of(counts),
+            groups=groups,
+            seeds=self.seeds[groups],
+            n_classes=0 if self.classes is None else len(self.classes),
+            n_dropped=self.n_dropped[groups],
+            first=np.zeros(len(groups), np.int64),
+        )
+
+    def sample(self, limit: int, seed: int) -> NDArray[np.int64]:
+        """Returns at most `limit` row numbers, drawn without replacement, ascending."""
+        if len(self.order) <= limit:
+            return np.sort(self.order)
+        rng = np.random.default_rng(seed)
+        return np.sort(rng.choice(self.order, limit, replace=False))
+
+
+def build_frame(
+    data: Columns,
+    parts: Layout,
+    y: Any,
+    groups: Any,
+    classifier: bool,
+    random_state: int,
+) -> Frame:
+    """Returns the training data of a call to `fit`.
+
+    Args:
+        data: the features, and the keys and target unless these are given apart.
+        parts: which column is what.
+        y: Arrow array of the target, or None to take `parts.target`.
+        groups: list of Arrow arrays of the keys, or None to take `parts.by`.
+        classifier: whether the target holds classes.
+        random_state: the seed of the run.
+
+    Raises:
+        EmptyDataError: no row has a target.
+    """
+    if data.n_rows == 0:
+        raise EmptyDataError("the data has 0 rows; at least one sample is required")
+    key_columns = groups if groups is not None else [data.get(name) for name in parts.by]
+    names = parts.by if groups is None else tuple(f"group{i}" for i in range(len(groups)))
+    if not key_columns:
+        key_columns, names = [pa.nulls(data.n_rows, pa.int8())], ("all",)
+    for column in [*key_columns, *([] if y is None else [y])]:
+        if len(column) != data.n_rows:
+            raise InputError(
+                f"inconsistent numbers of samples: X has {data.n_rows} rows, y or groups "
+                f"{len(column)}; give one for each row"
+            )
+    ids, keys = encode(key_columns, [str(name) for name in names])
+    target = y if y is not None else data.get(parts.target)
+    name = parts.target if parts.target is not None else "y"
+    classes: NDArray[Any] | None = None
+    values: NDArray[np.generic]
+    if classifier:
+        values, classes = target_classes(target, name)
+        kept = values >= 0
+    else:
+        values = target_values(target, name)
+        kept = ~np.isnan(values)
+    columns = [numeric_column(data.get(feature), feature) for feature in parts.features]
+    n_groups = len(keys)
+    dropped = np.bincount(ids[~kept], minlength=n_groups)
+    if not kept.any():
+        raise EmptyDataError(
+            f"target={name!r} is missing in all {data.n_rows} rows; there is nothing to train on"
+        )
+    order = group_order(ids, n_groups)
+    if dropped.any():
+        order = order[kept[order]]
+    counts = np.bincount(ids[kept], minlength=n_groups)
+    return Frame(
+        keys=keys,
+        columns=columns,
+        y=values,
+        classes=classes,
+        order=order,
+        offsets=offsets_of(counts),
+        n_dropped=dropped,
+        seeds=keys.seeds(random_state),
+    )

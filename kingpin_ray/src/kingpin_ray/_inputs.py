@@ -1,0 +1,42 @@
+"""What users hand over as y and groups, as Arrow columns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from kingpin_ray._errors import InputError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def one_column(values: Any, name: str) -> pa.Array:
+    if isinstance(values, (pa.Array, pa.ChunkedArray)):
+        return values
+    try:
+        array = np.asarray(values)
+        if array.ndim == 2 and array.shape[1] == 1:
+            array = array[:, 0]
+        if array.ndim != 1:
+            raise InputError(f"{name} has {array.ndim} dimensions; give one value for each row")
+        return pa.array(values if hasattr(values, "iloc") else array, from_pandas=True)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise InputError(f"{name} holds values of several types: {error}") from error
+
+
+def key_columns(groups: Any) -> list[pa.Array]:
+    if hasattr(groups, "columns"):
+        return [pa.array(groups[name], from_pandas=True) for name in groups.columns]
+    array = groups if isinstance(groups, pa.Array) else np.asarray(groups)
+    if isinstance(array, np.ndarray) and array.ndim == 2:
+        return [pa.array(array[:, j], from_pandas=True) for j in range(array.shape[1])]
+    return [one_column(groups, "groups")]
+
+
+def codes_of(column: pa.Array, classes: NDArray[Any]) -> NDArray[np.int64]:
+    """Returns the code of each label; -1 for a label that was not in training."""
+    known = {label: code for code, label in enumerate(classes.tolist())}
+    return np.array([known.get(label, -1) for label in column.to_pylist()], np.int64)

@@ -1,0 +1,1 @@
+"""Numerical kernels over many groups at once; each has a plain reference to be tested against."""

@@ -1,0 +1,282 @@
+"""Batched Newton for many logistic regressions.
+
+The objective of each model is scikit-learn's: C * sum(loss) + |w|^2 / 2, intercept not penalised.
+Each group's columns are centred and scaled first. That is a change of variables (the penalty
+follows it), so the optimum is the same, and Newton's matrix stays well conditioned on raw columns.
+
+Shape legend: B groups of a bucket, N padded rows, P coefficients (the last is the intercept),
+K classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kingpin_ray._blocks import buckets, padded_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from kingpin_ray._blocks import Block, Bucket
+
+    F64 = NDArray[np.float64]
+
+_MAX_HALVINGS = 30
+
+
+@dataclass
+class LogisticFit:
+    """Coefficients of G groups under C configurations.
+
+    Attributes:
+        coef: (C, G, M, D) float64; M is 1 for two classes, else the number of classes.
+        intercept: (C, G, M) float64.
+        n_iter: (C, G) int64 Newton steps.
+        converged: (C, G) bool.
+    """
+
+    coef: F64
+    intercept: F64
+    n_iter: NDArray[np.int64]
+    converged: NDArray[np.bool_]
+
+
+def fit_logistic(
+    block: Block,
+    codes: NDArray[np.int64],
+    n_classes: int,
+    penalties: Sequence[float],
+    *,
+    fit_intercept: bool = True,
+    tol: float = 1e-8,
+    max_iter: int = 100,
+) -> LogisticFit:
+    """Returns the optimum of every group under every value of C.
+
+    Args:
+        block: the groups; every group must hold every one of the `n_classes` classes.
+        codes: (N,) int64 class of each row, 0 to n_classes - 1.
+        n_classes: 2 for the binary model, more for the softmax model.
+        penalties: scikit-learn's C of each configuration.
+        fit_intercept: whether a constant is added.
+        tol: stop when a Newton step promises less than `tol` times the objective.
+        max_iter: steps after which a model is given back as it is, `converged` False.
+    """
+    groups, features = block.n_groups, block.X.shape[1]
+    models = 1 if n_classes == 2 else n_classes
+    fit = LogisticFit(
+        np.zeros((len(penalties), groups, models, features)),
+        np.zeros((len(penalties), groups, models)),
+        np.zeros((len(penalties), groups), np.int64),
+        np.zeros((len(penalties), groups), bool),
+    )
+    row_bytes = 8 * (2 * features + 4 * models + 4)
+    # From strong to weak penalty, each started from the last one's optimum.
+    order = np.argsort(penalties, kind="stable")
+    for bucket in buckets(block.counts, row_bytes):
+        design, mean, scale = _design(block, bucket, fit_intercept)
+        rows, real = padded_rows(block, bucket)
+        target = codes[rows]
+        ridge = _ridge(scale, fit_intercept)
+        start = np.zeros((len(bucket.positions), models, design.shape[2]))
+        for at in order:
+            weight = 1.0 / penalties[at] if np.isfinite(penalties[at]) else 0.0
+            loss = _Binary(target, real) if models == 1 else _Softmax(target, real, n_classes)
+            solved, steps, done = _newton(
+                loss, design, ridge * weight, start, tol=tol, max_iter=max_iter
+            )
+            start = solved
+            w = solved[:, :, :features] / scale[:, None, :]
+            fit.coef[at, bucket.positions] = w
+            if fit_intercept:
+                constant = solved[:, :, features] - np.einsum("bmd,bd->bm", w, mean)
+                if models > 1:
+                    # Softmax does not see a constant added to all classes; this one is unique.
+                    constant -= constant.mean(axis=1, keepdims=True)
+                fit.intercept[at, bucket.positions] = constant
+            fit.n_iter[at, bucket.positions] = steps
+            fit.converged[at, bucket.positions] = done
+    return fit
+
+
+def _design(block: Block, bucket: Bucket, fit_intercept: bool) -> tuple[F64, F64, F64]:
+    """Returns (B, N, P) centred and scaled rows, zero where padded, with the means and scales."""
+    rows, real = padded_rows(block, bucket)
+    features = block.X.shape[1]
+    design = np.empty((*rows.shape, features + fit_intercept))
+    x = design[:, :, :features]
+    x[...] = block.X[rows]
+    counts = block.counts[bucket.positions][:, None].astype(np.float64)
+    x *= real[:, :, None]
+    mean = x.sum(axis=1) / counts if fit_intercept else np.zeros((len(rows), features))
+    if fit_intercept:
+        x -= mean[:, None, :]
+        x *= real[:, :, None]
+        design[:, :, features] = real
+    scale = np.sqrt(np.einsum("bnd,bnd->bd", x, x) / counts)
+    # A constant column leaves rounding noise after centring; its optimal weight is zero.
+    noise = 1e-13 * np.abs(mean)
+    flat = scale <= noise
+    if flat.any():
+        x *= ~flat[:, None, :]
+    scale[flat | (scale == 0)] = 1.0
+    x /= scale[:, None, :]
+    return design, mean, scale
+
+
+def _ridge(scale: F64, fit_intercept: bool) -> F64:
+    """Returns (B, P) the penalty of each scaled coefficient at C = 1."""
+    ridge = 1.0 / scale**2
+    if fit_intercept:
+        ridge = np.concatenate([ridge, np.zeros((len(ridge), 1))], axis=1)
+    return ridge
+
+
+class _Binary:
+    """The two-class loss: one column of coefficients, code 1 positive."""
+
+    def __init__(self, target: NDArray[np.int64], real: NDArray[np.bool_]) -> None:
+        self.target = np.where(real, target, 0).astype(np.float64)
+        # A padded row scores zero and so adds log 2 to the loss.
+        self.padding = (~real).sum(axis=1) * np.log(2.0)
+
+    def take(self, keep: NDArray[np.bool_]) -> None:
+        self.target = self.target[keep]
+        self.padding = self.padding[keep]
+
+    def __call__(self, design: F64, w: F64) -> tuple[F64, F64, F64]:
+        """Returns the loss (B,), gradient (B, P) and Hessian (B, P, P) at w (B, 1, P)."""
+        z = np.matmul(design, w.transpose(0, 2, 1))[:, :, 0]
+        e = np.exp(-np.abs(z))
+        loss = (np.maximum(z, 0.0) - z * self.target + np.log1p(e)).sum(axis=1) - self.padding
+        p = np.where(z >= 0, 1.0, e) / (1.0 + e)
+        gradient = np.matmul((p - self.target)[:, None, :], design)[:, 0]
+        curve = e / (1.0 + e) ** 2
+        hessian = np.matmul((design * curve[:, :, None]).transpose(0, 2, 1), design)
+        return loss, gradient, hessian
+
+
+class _Softmax:
+    """The loss of K classes, every class with its own coefficients as in scikit-learn."""
+
+    def __init__(self, target: NDArray[np.int64], real: NDArray[np.bool_], n_classes: int) -> None:
+        self.hot = (target[:, :, None] == np.arange(n_classes)) & real[:, :, None]
+        self.padding = (~real).sum(axis=1) * np.log(float(n_classes))
+
+    def take(self, keep: NDArray[np.bool_]) -> None:
+        self.hot = self.hot[keep]
+        self.padding = self.padding[keep]
+
+    def __call__(self, design: F64, w: F64) -> tuple[F64, F64, F64]:
+        """Returns the loss (B,), gradient (B, KP) and Hessian (B, KP, KP) at w (B, K, P)."""
+        batch, classes, width = w.shape
+        z = np.matmul(design, w.transpose(0, 2, 1))
+        top = z.max(axis=2, keepdims=True)
+        e = np.exp(z - top)
+        total = e.sum(axis=2, keepdims=True)
+        loss = (np.log(total) + top)[:, :, 0].sum(axis=1)
+        loss -= np.einsum("bnk,bnk->b", z, self.hot.astype(np.float64)) + self.padding
+        p = e / total
+        gradient = np.matmul((p - self.hot).transpose(0, 2, 1), design)
+        hessian = np.empty((batch, classes, width, classes, width))
+        for k in range(classes):
+            for j in range(k, classes):
+                curve = -p[:, :, k] * p[:, :, j]
+                if j == k:
+                    curve += p[:, :, k]
+                part = np.matmul((design * curve[:, :, None]).transpose(0, 2, 1), design)
+                hessian[:, k, :, j, :] = part
+                hessian[:, j, :, k, :] = part.transpose(0, 2, 1)
+        size = classes * width
+        return loss, gradient.reshape(batch, size), hessian.reshape(batch, size, size)
+
+
+def _newton(
+    loss_of: _Binary | _Softmax,
+    design: F64,
+    ridge: F64,
+    start: F64,
+    *,
+    tol: float,
+    max_iter: int,
+) -> tuple[F64, NDArray[np.int64], NDArray[np.bool_]]:
+    """Returns the optima (B, M, P), the steps each took and whether it converged.
+
+    Every pass evaluates loss, gradient and Hessian of all open models at once. A model whose step
+    did not lower its objective halves the step; one that promises too little more takes its last
+    step and is closed; closed models leave the batch when they are many.
+    """
+    batch, models, width = start.shape
+    size = models * width
+    solved = start.copy()
+    steps = np.zeros(batch, np.int64)
+    converged = np.zeros(batch, bool)
+
+    open_at = np.arange(batch)
+    lam = np.tile(ridge, (1, models))
+    w = start.reshape(batch, size).copy()
+    good = w.copy()
+    value = np.full(batch, np.inf)
+    step = np.zeros_like(w)
+    halvings = np.zeros(batch, np.int64)
+    closed = np.zeros(batch, bool)
+    for _ in range(max_iter + _MAX_HALVINGS):
+        loss, gradient, hessian = loss_of(design, w.reshape(-1, models, width))
+        objective = loss + 0.5 * (lam * w * w).sum(axis=1)
+        better = objective <= value + 1e-12 * np.abs(value)
+        stuck = ~better & (halvings >= _MAX_HALVINGS)
+        retry = ~better & ~stuck & ~closed
+        moved = better & ~closed
+        good[moved] = w[moved]
+        value[moved] = objective[moved]
+        halvings[moved] = 0
+        if moved.any():
+            gradient = gradient + lam * w
+            hessian[:, np.arange(size), np.arange(size)] += lam
+            newer, promise = _solve(hessian, gradient)
+            step[moved] = newer[moved]
+            steps[open_at[moved]] += 1
+            enough = moved & (promise <= tol * (1.0 + np.abs(objective)))
+            full = moved & ~enough & (steps[open_at] < max_iter)
+            # The promise of a last step is its own error bound: take it and be done.
+            good[enough] -= step[enough]
+            converged[open_at[enough]] = True
+            closed |= (moved & ~full) | (stuck & ~closed)
+            w[full] = good[full] - step[full]
+        else:
+            closed |= stuck
+        if retry.any():
+            halvings[retry] += 1
+            step[retry] *= 0.5
+            w[retry] = good[retry] - step[retry]
+        if closed.all():
+            break
+        if closed.sum() * 3 >= len(closed):
+            keep = ~closed
+            solved[open_at[closed]] = good[closed].reshape(-1, models, width)
+            loss_of.take(keep)
+            design, lam, w, good = design[keep], lam[keep], w[keep], good[keep]
+            value, step, halvings = value[keep], step[keep], halvings[keep]
+            open_at, closed = open_at[keep], closed[keep]
+    solved[open_at] = good.reshape(-1, models, width)
+    return solved, steps, converged
+
+
+def _solve(hessian: F64, gradient: F64) -> tuple[F64, F64]:
+    """Returns the Newton step (B, P) and half of what it promises to gain (B,)."""
+    diagonal = np.einsum("bii->bi", hessian)
+    # Jacobi scaling, with a jitter far below the tolerance for directions nothing determines.
+    inverse = 1.0 / np.sqrt(np.maximum(diagonal, 1e-300))
+    inverse[diagonal <= 0] = 1.0
+    scaled = hessian * inverse[:, :, None] * inverse[:, None, :]
+    view = np.einsum("bii->bi", scaled)
+    view += 1e-13
+    view[diagonal <= 0] = 1.0
+    right = gradient * inverse
+    step = np.linalg.solve(scaled, right[:, :, None])[:, :, 0]
+    return step * inverse, 0.5 * (step * right).sum(axis=1)
