@@ -1,7 +1,35 @@
-"""Quantized node features for PyTorch Geometric: stored and moved packed, dequantized where they are used."""
+"""Quantized node features for PyTorch Geometric: stored and moved packed, dequantized at use.
+
+>>> packed = bifeat_pyg.quantize(data, spec=bifeat_pyg.SQ(bits=4))
+>>> sampler = bifeat_pyg.CSCNeighborSampler(packed, num_neighbors=[10, 5])
+>>> loader = bifeat_pyg.QuantizedLoader(NodeLoader(packed, sampler, batch_size=128), device="cuda")
+"""
 
 __path__ = __import__("pkgutil").extend_path(__path__, __name__)
 
 from importlib.metadata import version as _version
+
+from bifeat_pyg import paper as paper
+from bifeat_pyg import quantizers as quantizers
+from bifeat_pyg._dequantize import Dequantize as Dequantize
+from bifeat_pyg._errors import BiFeatError as BiFeatError
+from bifeat_pyg._errors import ChecksumError as ChecksumError
+from bifeat_pyg._errors import FeatureError as FeatureError
+from bifeat_pyg._errors import FormatError as FormatError
+from bifeat_pyg._errors import LoaderError as LoaderError
+from bifeat_pyg._errors import NonFiniteError as NonFiniteError
+from bifeat_pyg._errors import RowIndexError as RowIndexError
+from bifeat_pyg._errors import SpecError as SpecError
+from bifeat_pyg._errors import StorageError as StorageError
+from bifeat_pyg._errors import UnknownAttrError as UnknownAttrError
+from bifeat_pyg._errors import VersionError as VersionError
+from bifeat_pyg._loader import QuantizedLoader as QuantizedLoader
+from bifeat_pyg._quantize import quantize as quantize
+from bifeat_pyg._report import Report as Report
+from bifeat_pyg._report import TableReport as TableReport
+from bifeat_pyg._sampler import CSCNeighborSampler as CSCNeighborSampler
+from bifeat_pyg._store import QuantizedFeatureStore as QuantizedFeatureStore
+from bifeat_pyg.quantizers.scalar import SQ as SQ
+from bifeat_pyg.quantizers.vector import VQ as VQ
 
 __version__ = _version("bifeat-pyg")

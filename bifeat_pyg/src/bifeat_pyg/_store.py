@@ -1,0 +1,222 @@
+"""QuantizedFeatureStore: a PyG FeatureStore whose features lie packed."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, FeatureStore, HeteroData
+from torch_geometric.data.feature_store import TensorAttr, _FieldStatus
+
+from bifeat_pyg._errors import FeatureError, LoaderError, UnknownAttrError
+from bifeat_pyg._fit import as_float, check_nan
+from bifeat_pyg._quantize import SUFFIX, label, names_of, spec_for
+from bifeat_pyg._report import Report, table_report
+from bifeat_pyg._rows import TensorSource, accepted
+from bifeat_pyg._table import PackedTable, row_index
+from bifeat_pyg.quantizers._base import Codec, Spec
+
+Key = tuple[str | None, str]
+
+
+class StoreAttr(TensorAttr):  # type: ignore[misc]
+    """A TensorAttr that may hold an array as its index.
+
+    PyG compares each field with `!=`, which for an array of several values is not a truth value
+    (2.8.1: "truth value of an array ... is ambiguous").
+    """
+
+    def is_set(self, key: str) -> bool:
+        """Returns whether a field was given."""
+        return getattr(self, key) is not _FieldStatus.UNSET
+
+
+class QuantizedFeatureStore(FeatureStore):  # type: ignore[misc]
+    """Holds features packed, and other node attributes as they are.
+
+    Use it as the first of the pair that PyG's loaders take: `NodeLoader((store, graph), ...)`. What
+    `get_tensor` returns of a packed attribute are packed rows, uint8 [M, row_bytes]: that is what
+    travels. `QuantizedLoader` dequantizes them; `fetch` gives floats directly.
+
+    A homogeneous graph's attributes are in the group None, others in that of their node type.
+
+    Example:
+        >>> store = QuantizedFeatureStore.from_data(data, spec=SQ(4))
+        >>> loader = QuantizedLoader(NodeLoader((store, data), sampler,
+        input_nodes=data.train_mask))
+    """
+
+    def __init__(self) -> None:
+        super().__init__(tensor_attr_cls=StoreAttr)
+        # FeatureStore.__setattr__ is plain, but Data's is not: stay with ordinary attributes.
+        self._tables: dict[Key, PackedTable] = {}
+        self._plain: dict[Key, Tensor] = {}
+
+    @classmethod
+    def from_data(
+        cls,
+        data: Data | HeteroData,
+        attrs: Sequence[str] = ("x",),
+        spec: Spec | Mapping[str, Spec] | None = None,
+        keep: Iterable[str] | None = None,
+        *,
+        nan: str = "error",
+    ) -> "QuantizedFeatureStore":
+        """Returns a store of a graph's node attributes, those named packed.
+
+        Args:
+            data: a Data or HeteroData; one that `quantize` returned is taken as it is.
+            attrs: node attributes to pack.
+            spec: see `quantize`.
+            keep: names of other node attributes (y, masks, time) to hold; all where None.
+            nan: see `quantize`.
+
+        Raises:
+            UnknownAttrError: no node has such an attribute.
+            LoaderError: it is an attribute of edges, which PyG's loaders cannot fetch from a store.
+            FeatureError: see `quantize`.
+        """
+        check_nan(nan)
+        if not isinstance(data, (Data, HeteroData)):
+            raise FeatureError(f"data must be a Data or HeteroData; got {type(data).__name__}")
+        names = names_of(attrs)
+        wanted = None if keep is None else set(keep)
+        store = cls()
+        for name in (*names, *(wanted or ())):
+            _refuse_edges(data, name)
+        for part in data.node_stores:
+            for name in list(part):
+                value = part[name]
+                if name in names:
+                    source = TensorSource(value, label(part._key, name))
+                    codec = part.get(name + SUFFIX)
+                    if isinstance(codec, Codec):
+                        table = PackedTable(value, codec, torch.float32)
+                    else:
+                        table = PackedTable.build(source, spec_for(spec, name), nan)
+                    store._tables[part._key, name] = table
+                elif part.is_node_attr(name) and (wanted is None or name in wanted):
+                    store._plain[part._key, name] = accepted(value, name)
+        for name in names:
+            if not any(held == name for _, held in store._tables):
+                held = sorted({key for part in data.node_stores for key in part})
+                raise UnknownAttrError(f"no node has an attribute {name!r}; there are: {held}")
+        return store
+
+    def fetch(
+        self,
+        group_name: str | None,
+        attr_name: str,
+        index: Any = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> Tensor:
+        """Returns rows of a packed attribute as floats, [M, *row shape].
+
+        Args:
+            group_name: node type, None in a homogeneous graph.
+            attr_name: e.g. "x".
+            index: None, int, slice, bool mask or integers.
+            dtype: of the result.
+
+        Raises:
+            UnknownAttrError: it is not there, or not packed.
+            RowIndexError: an index is outside.
+        """
+        return self._table(group_name, attr_name).fetch(index, dtype)
+
+    def codec(self, group_name: str | None, attr_name: str) -> Codec:
+        """Returns the codec of a packed attribute.
+
+        Raises:
+            UnknownAttrError: it is not there, or not packed.
+        """
+        return self._table(group_name, attr_name).codec
+
+    def codecs(self) -> dict[Key, Codec]:
+        """Returns all codecs by (node type, attribute)."""
+        return {key: table.codec for key, table in self._tables.items()}
+
+    def report(self) -> Report:
+        """Returns bytes, ratio and error of every packed attribute; prints as a table."""
+        return Report(tuple(table_report(*key, table) for key, table in self._tables.items()))
+
+    # What FeatureStore asks for
+
+    def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
+        key = (attr.group_name, attr.attr_name)
+        values = accepted(tensor, label(*key))
+        table = self._tables.get(key)
+        if attr.index is None:
+            if table is not None:
+                raise FeatureError(f"{label(*key)} is packed; remove it first to hold other values")
+            # A reference, not a copy: features may be large.
+            self._plain[key] = values
+            return True
+        if table is None and key not in self._plain:
+            return False
+        count = table.rows if table is not None else self._plain[key].shape[0]
+        index = row_index(attr.index, count)
+        if table is None:
+            self._plain[key][index] = values.to(self._plain[key].dtype)
+            return True
+        rows = as_float(values.reshape(-1, table.codec.columns), 0, "error", label(*key))
+        self._writable(table)[index, : table.codec.row_bytes] = table.codec.encode(rows)
+        return True
+
+    def _get_tensor(self, attr: TensorAttr) -> Tensor:
+        key = (attr.group_name, attr.attr_name)
+        if key in self._tables:
+            return self._tables[key].gather(attr.index)
+        if key not in self._plain:
+            raise UnknownAttrError(self._missing(*key))
+        tensor = self._plain[key]
+        index = row_index(attr.index, tensor.shape[0])
+        return tensor[index]
+
+    def _remove_tensor(self, attr: TensorAttr) -> bool:
+        key = (attr.group_name, attr.attr_name)
+        found = self._tables.pop(key, None) is not None
+        return self._plain.pop(key, None) is not None or found
+
+    def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...] | None:
+        key = (attr.group_name, attr.attr_name)
+        if key in self._tables:
+            table = self._tables[key]
+            return table.rows, table.codec.row_bytes
+        return tuple(self._plain[key].shape) if key in self._plain else None
+
+    def get_all_tensor_attrs(self) -> list[TensorAttr]:
+        """Returns a fresh TensorAttr for everything held; loaders write into them."""
+        return [StoreAttr(group_name=g, attr_name=a) for g, a in (*self._tables, *self._plain)]
+
+    def _table(self, group: str | None, name: str) -> PackedTable:
+        try:
+            return self._tables[group, name]
+        except KeyError:
+            raise UnknownAttrError(self._missing(group, name)) from None
+
+    def _missing(self, group: str | None, name: str) -> str:
+        held = [label(*key) for key in (*self._tables, *self._plain)]
+        return f"the store holds no {label(group, name)}; it holds: {', '.join(held) or 'nothing'}"
+
+    def _writable(self, table: PackedTable) -> Tensor:
+        return table.codes
+
+    def __len__(self) -> int:
+        return len(self._tables) + len(self._plain)
+
+    def __repr__(self) -> str:
+        parts = [f"{label(*k)}: {t.rows} x {t.codec.columns}" for k, t in self._tables.items()]
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+
+def _refuse_edges(data: Data | HeteroData, name: str) -> None:
+    if any(name in part for part in data.edge_stores) and (
+        isinstance(data, HeteroData) or data.is_edge_attr(name)
+    ):
+        raise LoaderError(
+            f"{name!r} is an attribute of edges. Loaders that read from a feature store index "
+            "everything by node, also edge attributes, and would return wrong rows. Use "
+            f"quantize(data, attrs=({name!r},)) and pass the Data itself to the loader, or join "
+            f"by batch.e_id"
+        )

@@ -1,0 +1,138 @@
+"""VQ: one code for a group of neighbouring columns, an entry of a codebook fitted by k-means."""
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from bifeat_pyg import _dispatch
+from bifeat_pyg._errors import FeatureError, SpecError
+from bifeat_pyg.kernels import reference
+from bifeat_pyg.quantizers._base import Codec, Spec, Summary, require
+from bifeat_pyg.quantizers._kmeans import assign, kmeans
+from bifeat_pyg.quantizers.scalar import positive
+
+_LONGEST = 1 << 24
+
+
+@dataclass(frozen=True)
+class VQ(Spec):
+    """Vector quantization: each group of `width` columns becomes one code.
+
+    A code takes one byte for up to 256 entries, two up to 65536, three beyond: `VQ(8, 256)` stores
+    eight float32 columns in one byte, 32 times less.
+
+    Args:
+        width: columns of a group; the last group may be narrower.
+        length: entries of each group's codebook, at least 2. With fewer sampled rows than that the
+            codebook shrinks to them, with a warning.
+        metric: "l2", or "cosine" as in BiFeat: rows choose the entry of nearest direction.
+        sample_rows: rows the codebooks are fitted to at most.
+        seed: of the sample and of k-means.
+
+    Raises:
+        SpecError: an argument is not allowed.
+    """
+
+    width: int = 8
+    length: int = 256
+    metric: Literal["l2", "cosine"] = "l2"
+    sample_rows: int = 65536
+    seed: int = 0
+
+    name: ClassVar[str] = "vq"
+
+    def __post_init__(self) -> None:
+        positive("width", self.width)
+        positive("sample_rows", self.sample_rows)
+        if not isinstance(self.length, int) or not 2 <= self.length <= _LONGEST:
+            raise SpecError(f"length is {self.length!r}; it must be from 2 to {_LONGEST}")
+        if self.metric not in ("l2", "cosine"):
+            raise SpecError(f"metric is {self.metric!r}; allowed are 'l2', 'cosine'")
+
+    def fit(self, sample: Tensor, summary: Summary) -> Codec:
+        """See `Spec.fit`."""
+        if summary.integral:
+            raise FeatureError(
+                "VQ does not keep integers exact; use SQ, which does, or convert the features to "
+                "float to accept the error"
+            )
+        spec = self
+        if 0 < sample.shape[0] < self.length:
+            spec = replace(self, length=max(2, sample.shape[0]))
+            warnings.warn(
+                f"only {sample.shape[0]} rows to fit codebooks of {self.length} entries; using "
+                f"{spec.length}",
+                stacklevel=2,
+            )
+        parts = -(-summary.columns // self.width)
+        padded = torch.nn.functional.pad(sample, (0, parts * self.width - summary.columns))
+        if padded.shape[0] == 1:
+            padded = padded.expand(2, -1)
+        books = [
+            kmeans(padded[:, at : at + self.width], spec.length, self.metric, self.seed + part)
+            if sample.shape[0]
+            else sample.new_zeros((spec.length, self.width))
+            for part, at in enumerate(range(0, parts * self.width, self.width))
+        ]
+        book = torch.stack(books) if books else sample.new_zeros((0, spec.length, self.width))
+        return VectorCodec(spec, summary.columns, {"codebook": book})
+
+    def restore(self, columns: int, params: Mapping[str, Tensor]) -> Codec:
+        """See `Spec.restore`."""
+        shape = (-(-columns // self.width), self.length, self.width)
+        return VectorCodec(self, columns, {"codebook": require(params, "codebook", shape)})
+
+
+class VectorCodec(Codec):
+    """Codes into one codebook for each group of columns."""
+
+    spec: VQ
+
+    @property
+    def code_bytes(self) -> int:
+        """Bytes of one code."""
+        return 1 if self.spec.length <= 1 << 8 else 2 if self.spec.length <= 1 << 16 else 3
+
+    @property
+    def parts(self) -> int:
+        """Number of groups of columns."""
+        return int(self.params["codebook"].shape[0])
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one packed row."""
+        return self.parts * self.code_bytes
+
+    def encode(self, x: Tensor) -> Tensor:
+        """See `Codec.encode`."""
+        book_SLW = self.params["codebook"].to(x.device)
+        parts, _, width = book_SLW.shape
+        padded = torch.nn.functional.pad(x, (0, parts * width - self.columns))
+        packed = torch.empty((x.shape[0], self.row_bytes), dtype=torch.uint8, device=x.device)
+        for part in range(parts):
+            rows = padded[:, part * width : (part + 1) * width]
+            code, _ = assign(rows, book_SLW[part], self.spec.metric)
+            for byte in range(self.code_bytes):
+                packed[:, part * self.code_bytes + byte] = (code >> (8 * byte) & 0xFF).to(
+                    torch.uint8
+                )
+        return packed
+
+    def codes(self, packed: Tensor) -> Tensor:
+        """Returns the codes of packed rows, int64 [M, parts]."""
+        return reference.vector_codes(packed, self.code_bytes, self.parts)
+
+    def _decode(
+        self,
+        packed: Tensor,
+        index: Tensor | None,
+        params: Mapping[str, Tensor],
+        dtype: torch.dtype,
+    ) -> Tensor:
+        return _dispatch.vector(
+            packed, index, params["codebook"], self.code_bytes, self.columns, dtype
+        )
