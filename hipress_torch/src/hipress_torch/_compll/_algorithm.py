@@ -5,10 +5,11 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from hipress_torch._codec import Codec, Draw
+from hipress_torch._codec import Batch, Codec, Draw
 from hipress_torch._compll import _hashing, _reference
 from hipress_torch._compll._program import Program, trace
 from hipress_torch._errors import CodecError
+from hipress_torch._native import _loader
 
 
 class Algorithm:
@@ -168,6 +169,38 @@ class ProgramCodec(Codec):
         self.feedback = feedback
         self.granularity = program.block
         self._dynamic = {k: float(options[k]) for k in program.options}
+        # One element at least: an empty tensor has no address to pass.
+        self._values = torch.tensor([*self._dynamic.values(), 0.0], dtype=torch.float32)
+
+    @property
+    def backend(self) -> str:
+        """What codes CPU tensors: an instruction set of the C kernels, or ``torch``."""
+        kernels = _loader.find(self.program)
+        return "torch" if kernels is None else kernels.instructions
+
+    def encode(
+        self,
+        batch: Batch,
+        grad: torch.Tensor,
+        scale: float,
+        residual: torch.Tensor | None,
+        incoming: torch.Tensor | None,
+        wire: torch.Tensor,
+        stream: int,
+    ) -> torch.Tensor:
+        """Encodes with the compiled kernel where there is one; see :meth:`Codec.encode`."""
+        kernels = _loader.find(self.program) if grad.device.type == "cpu" else None
+        if kernels is None:
+            return super().encode(batch, grad, scale, residual, incoming, wire, stream)
+        return kernels.encode(batch, grad, scale, residual, incoming, wire, stream, self._values)
+
+    def decode(self, batch: Batch, wire: torch.Tensor, out: torch.Tensor) -> None:
+        """Decodes with the compiled kernel where there is one; see :meth:`Codec.decode`."""
+        kernels = _loader.find(self.program) if out.device.type == "cpu" else None
+        if kernels is None:
+            super().decode(batch, wire, out)
+        else:
+            kernels.decode(batch, wire, out, self._values)
 
     def wire_bytes(self, count: int) -> int:
         """Returns the bytes that ``count`` elements take: side values, then codes, padded to 16."""

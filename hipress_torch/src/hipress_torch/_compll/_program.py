@@ -3,13 +3,14 @@
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from hipress_torch._compll._graph import Value, key_of, walk
 from hipress_torch._errors import CodecError
 from hipress_torch.ops import Packed
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Program:
     """One traced codec.
 
@@ -33,12 +34,12 @@ class Program:
     value: Value
     options: tuple[str, ...]
 
-    @property
+    @cached_property
     def random(self) -> bool:
         """Whether the codes depend on random numbers."""
         return any(n.op == "uniform" for n in walk(self.code, *self.sides))
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Twelve hex digits that name the kernels: equal programs share them."""
         parts = [

@@ -140,4 +140,5 @@ def unpack_codes(wire: torch.Tensor, count: int, bits: int, kind: str) -> torch.
         return wire[: count * bits // 8].view(dtype).to(torch.float32)
     shift = torch.arange(0, 8, bits, dtype=torch.int32, device=wire.device)
     code = (wire[: -(-count * bits // 8)].to(torch.int32)[:, None] >> shift) & (2**bits - 1)
-    return code.reshape(-1)[:count].to(torch.float32)
+    result: torch.Tensor = code.reshape(-1)[:count].to(torch.float32)
+    return result

@@ -16,7 +16,7 @@ from hipress_torch._codec import Segment as Segment
 from hipress_torch._compll._algorithm import Algorithm as Algorithm
 from hipress_torch._errors import CodecError, UnknownCodecError
 
-_BUILT_IN = {
+BUILT_IN = {
     "onebit": "hipress_torch.codecs._onebit:onebit",
     "none": "hipress_torch.codecs._casts:none",
     "fp16": "hipress_torch.codecs._casts:fp16",
@@ -27,7 +27,7 @@ _GROUP = "hipress_torch.codecs"
 
 def available() -> tuple[str, ...]:
     """Returns the names of all codecs that are installed, sorted; imports none of them."""
-    return tuple(sorted({*_BUILT_IN, *(e.name for e in entry_points(group=_GROUP))}))
+    return tuple(sorted({*BUILT_IN, *(e.name for e in entry_points(group=_GROUP))}))
 
 
 def get(name: str) -> Algorithm | type[Codec]:
@@ -37,8 +37,8 @@ def get(name: str) -> Algorithm | type[Codec]:
         UnknownCodecError: none of that name is installed.
         CodecError: its entry point cannot be imported or is no codec.
     """
-    if name in _BUILT_IN:
-        module, _, attribute = _BUILT_IN[name].partition(":")
+    if name in BUILT_IN:
+        module, _, attribute = BUILT_IN[name].partition(":")
         found = getattr(import_module(module), attribute)
     else:
         matches = [e for e in entry_points(group=_GROUP) if e.name == name]
