@@ -3,6 +3,7 @@
 __path__ = __import__("pkgutil").extend_path(__path__, __name__)
 
 from importlib.metadata import version as _version
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from . import profilers as profilers
 from ._catalog import Catalog as Catalog
@@ -36,4 +37,30 @@ from ._trial import TrialCost as TrialCost
 from .profilers._local import LocalTorchrun as LocalTorchrun
 from .profilers._trace import TraceProfiler as TraceProfiler
 
+if _TYPE_CHECKING:
+    from ._acquisition import LogEIPerCost as LogEIPerCost
+    from ._acquisition import PandoraGittinsIndex as PandoraGittinsIndex
+    from ._acquisition import ReserveConstraint as ReserveConstraint
+    from ._scaling_mean import ScalingMean as ScalingMean
+
 __version__ = _version("mlcd-bo")
+
+# The BoTorch parts load BoTorch, which a training script that only calls `step` must not pay for.
+_BOTORCH_PARTS = {
+    "LogEIPerCost": "_acquisition",
+    "PandoraGittinsIndex": "_acquisition",
+    "ReserveConstraint": "_acquisition",
+    "ScalingMean": "_scaling_mean",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in _BOTORCH_PARTS:
+        from importlib import import_module
+
+        return getattr(import_module(f".{_BOTORCH_PARTS[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_BOTORCH_PARTS])

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from os import PathLike
 from typing import Any
 
 from ._check import positive, positive_int
@@ -71,7 +72,7 @@ class InstanceType:
         return min(caps) if caps else None
 
 
-_FIELDS = tuple(field.name for field in fields(InstanceType))
+FIELDS = tuple(field.name for field in fields(InstanceType))
 
 
 class Catalog(Mapping[str, InstanceType]):
@@ -109,6 +110,41 @@ class Catalog(Mapping[str, InstanceType]):
         self.dated = dated
         self.counts = None if counts is None else counts_by_type(counts, self._types)
 
+    @classmethod
+    def from_yaml(cls, path: str | PathLike[str]) -> "Catalog":
+        """Returns the catalogue of a YAML file.
+
+        A mapping with ``types``, a list of mappings with the fields of `InstanceType` (and
+        optional ``counts`` of its own), and optional ``counts`` and ``dated``.
+
+        Raises:
+            CatalogError: the file cannot be read, or a field in it is not allowed; the message
+                names the place.
+        """
+        from ._catalog_files import catalog_from_yaml
+
+        return catalog_from_yaml(path)
+
+    @classmethod
+    def from_csv(
+        cls,
+        path: str | PathLike[str],
+        counts: Iterable[int] | Mapping[str, Iterable[int]] | None = None,
+    ) -> "Catalog":
+        """Returns the catalogue of a CSV file whose columns are the fields of `InstanceType`.
+
+        Args:
+            path: the file; empty cells are unset fields.
+            counts: as in `Catalog`.
+
+        Raises:
+            CatalogError: the file cannot be read, or a cell in it is not allowed; the message
+                names the line.
+        """
+        from ._catalog_files import catalog_from_csv
+
+        return catalog_from_csv(path, counts)
+
     def __getitem__(self, name: str) -> InstanceType:
         return self._types[name]
 
@@ -124,7 +160,7 @@ class Catalog(Mapping[str, InstanceType]):
     def as_rows(self) -> list[dict[str, Any]]:
         """Returns the types as plain dictionaries, unset fields left out."""
         return [
-            {f: getattr(kind, f) for f in _FIELDS if getattr(kind, f) is not None}
+            {f: getattr(kind, f) for f in FIELDS if getattr(kind, f) is not None}
             for kind in self._types.values()
         ]
 

@@ -173,6 +173,13 @@ class LocalTorchrun:
                     speed = steady_speed(*reports.series(limits.unit), self.warmup_steps)
             except InvalidInput as problem:
                 return _Outcome(None, "error", str(problem))
+            if limits.unit == "samples" and reports.steps >= 5 and not reports.samples:
+                return _Outcome(
+                    None,
+                    "error",
+                    "mlcd_bo.step() was called without samples, but the job is stated in samples; "
+                    "pass the number of samples of the step, or give Job(total_steps=...)",
+                )
             if speed is not None and self._enough(speed, limits, now - (first or now)):
                 return _Outcome(speed)
             if ended is not None:
@@ -235,6 +242,12 @@ def _no_step(waited_s: float, reports: StepReports, log: Path) -> str:
 def _tail(log: Path) -> str:
     with open(log, "rb") as file:
         file.seek(0, os.SEEK_END)
-        file.seek(max(file.tell() - 16384, 0))
+        file.seek(max(file.tell() - 65536, 0))
         text = file.read().decode(errors="replace")
-    return "\n".join(text.splitlines()[-_TAIL_LINES:])
+    lines = text.splitlines()
+    for number, line in enumerate(lines):
+        if "] failed (exitcode:" in line:
+            # What follows is torchrun's account of itself; the script's own words came before.
+            lines = lines[: number + 1]
+            break
+    return "\n".join(lines[-_TAIL_LINES:])

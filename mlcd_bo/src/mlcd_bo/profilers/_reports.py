@@ -32,6 +32,11 @@ class StepReports:
         return min(map(len, self._times))
 
     @property
+    def samples(self) -> float:
+        """Samples that all ranks have reported so far."""
+        return sum(map(sum, self._samples))
+
+    @property
     def ranks_seen(self) -> int:
         """Ranks that have reported at least one step."""
         return sum(1 for times in self._times if times)

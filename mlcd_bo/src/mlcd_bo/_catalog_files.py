@@ -1,0 +1,92 @@
+"""Catalogues from files: YAML and CSV."""
+
+import csv
+from collections.abc import Iterable, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ._catalog import FIELDS, Catalog, InstanceType
+from ._errors import CatalogError
+
+_INTEGERS = ("max_count", "quota")
+_STRINGS = ("name", "gpu_name")
+
+
+def catalog_from_yaml(path: str | PathLike[str]) -> Catalog:
+    """Returns the catalogue of a YAML file: ``types``, and optional ``counts`` and ``dated``."""
+    label = f"catalogue {str(path)!r}"
+    try:
+        content = yaml.safe_load(_read(path))
+    except yaml.YAMLError as problem:
+        raise CatalogError(f"{label} is not YAML: {problem}") from problem
+    if not isinstance(content, dict) or not isinstance(content.get("types"), list):
+        raise CatalogError(f"{label} must be a mapping with a list 'types'")
+    unknown = sorted(set(map(str, content)) - {"types", "counts", "dated"})
+    if unknown:
+        raise CatalogError(f"{label} has unknown keys {unknown}; allowed: types, counts, dated")
+    own: dict[str, Any] = {}
+    types = []
+    for position, row in enumerate(content["types"]):
+        if not isinstance(row, dict):
+            raise CatalogError(f"{label} types[{position}] must be a mapping, got {row!r}")
+        fields = dict(row)
+        if "counts" in fields:
+            own[str(fields.get("name"))] = fields.pop("counts")
+        types.append(_instance_type(f"{label} types[{position}]", fields))
+    counts = content.get("counts")
+    if own:
+        shared = counts if not isinstance(counts, Mapping) else None
+        named = dict(counts) if isinstance(counts, Mapping) else {}
+        if shared is not None:
+            named = dict.fromkeys((kind.name for kind in types), shared)
+        counts = {**named, **own}
+    dated = content.get("dated")
+    return Catalog(types, counts, None if dated is None else str(dated))
+
+
+def catalog_from_csv(
+    path: str | PathLike[str], counts: Iterable[int] | Mapping[str, Iterable[int]] | None = None
+) -> Catalog:
+    """Returns the catalogue of a CSV file with the columns of `InstanceType`; empty is unset."""
+    label = f"catalogue {str(path)!r}"
+    reader = csv.DictReader(_read(path).splitlines())
+    if not {"name", "price"} <= set(reader.fieldnames or ()):
+        raise CatalogError(f"{label} needs the columns name and price, got {reader.fieldnames}")
+    types = []
+    for line, row in enumerate(reader, start=2):
+        where = f"{label} line {line}"
+        if None in row or None in row.values():
+            raise CatalogError(f"{where} does not have as many cells as the header")
+        fields: dict[str, Any] = {k: _cell(where, k, v) for k, v in row.items() if v.strip()}
+        types.append(_instance_type(where, fields))
+    return Catalog(types, counts)
+
+
+def _read(path: str | PathLike[str]) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
+        raise CatalogError(f"catalogue {str(path)!r} cannot be read: {problem}") from problem
+
+
+def _instance_type(where: str, fields: Mapping[str, Any]) -> InstanceType:
+    unknown = sorted(set(map(str, fields)) - set(FIELDS))
+    if unknown:
+        raise CatalogError(f"{where} has unknown fields {unknown}; allowed: {', '.join(FIELDS)}")
+    missing = [name for name in ("name", "price") if name not in fields]
+    if missing:
+        raise CatalogError(f"{where} lacks {' and '.join(missing)}")
+    return InstanceType(**{**fields, "name": str(fields["name"])})
+
+
+def _cell(where: str, column: str, text: str) -> str | float | int:
+    text = text.strip()
+    if column in _STRINGS:
+        return text
+    try:
+        return int(text) if column in _INTEGERS else float(text)
+    except ValueError:
+        raise CatalogError(f"{where}: {column} must be a number, got {text!r}") from None

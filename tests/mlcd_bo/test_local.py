@@ -1,0 +1,235 @@
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+import mlcd_bo as mlcd
+
+EXAMPLE = Path(__file__).parents[2] / "mlcd_bo" / "examples" / "train_digits.py"
+SPACE = mlcd.SearchSpace(
+    mlcd.Catalog([mlcd.InstanceType("thin", 3.0, vcpus=1)]), [1, 2], knobs={"pace_ms": [5]}
+)
+ONE, TWO = SPACE
+
+pytestmark = pytest.mark.cluster
+
+
+def script(folder, body):
+    """A script that torchrun can start; most need no torch, which takes seconds to import."""
+    path = folder / "train.py"
+    path.write_text("import os, sys, time\nimport mlcd_bo\n" + textwrap.dedent(body))
+    return path
+
+
+def processes_of(path):
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if str(path).encode() in words:
+                found.append(int(entry.name))
+    return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(tmp_path, monkeypatch):
+    """After every test: no process of its script, nothing in the temporary folder."""
+    temporary = tmp_path / "t"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    yield
+    assert processes_of(tmp_path / "train.py") == []
+    assert list(temporary.iterdir()) == []
+
+
+def profile(path, deployment=ONE, limits=None, **options):
+    options = {"startup_s": 25.0, "probe_s": 10.0, **options}
+    return mlcd.LocalTorchrun(path, **options).profile(
+        deployment, limits or mlcd.Limits(seconds=60)
+    )
+
+
+def test_a_known_pace_is_measured_on_two_ranks(tmp_path):
+    path = script(
+        tmp_path,
+        """
+        assert os.environ["OMP_NUM_THREADS"] == "1" and os.environ["WORLD_SIZE"] == "2"
+        pace = float(os.environ["MLCD_KNOB_PACE_MS"]) / 1000
+        begun = time.monotonic() + 0.2
+        for i in range(10**6):
+            time.sleep(max(begun + pace * i - time.monotonic(), 0))
+            assert mlcd_bo.step(32)
+        """,
+    )
+    seen = profile(path, TWO, mlcd.Limits(seconds=60, half_width=0.05))
+    assert seen.status == "ok", seen.detail
+    # Two ranks of 32 samples every 5 ms.
+    assert seen.speed == pytest.approx(64 / 0.005, rel=0.1)
+    assert 0 < seen.speed_sem < 0.05 * seen.speed
+    assert seen.dollars == pytest.approx(seen.seconds / 3600 * 6.0)
+    assert seen.seconds < 30
+
+
+def test_steps_are_counted_where_the_job_counts_steps(tmp_path):
+    path = script(tmp_path, "while mlcd_bo.step(): time.sleep(0.01)")
+    limits = mlcd.Limits(seconds=60, half_width=0.2, unit="steps")
+    seen = profile(path, limits=limits)
+    assert seen.status == "ok", seen.detail
+    assert 50 < seen.speed <= 100.0
+
+
+def test_a_surely_useless_speed_ends_the_trial_early(tmp_path):
+    path = script(
+        tmp_path,
+        """
+        for i in range(10**6):
+            time.sleep(0.004 if i % 5 else 0.012)
+            mlcd_bo.step(1)
+        """,
+    )
+    limits = mlcd.Limits(seconds=60, half_width=1e-9, useful_speed=1e6)
+    seen = profile(path, limits=limits, probe_s=20.0)
+    assert seen.status == "ok", seen.detail
+    assert seen.seconds < 15
+
+
+CRASHES = {
+    "on one rank": (
+        """
+        for i in range(10**6):
+            mlcd_bo.step(1); time.sleep(0.01)
+            if i == 3 and os.environ["RANK"] == "1":
+                raise RuntimeError("rank one has had enough")
+        """,
+        "error",
+        "rank one has had enough",
+    ),
+    "out of memory": (
+        """
+        mlcd_bo.step(1)
+        raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        """,
+        "oom",
+        "out of memory",
+    ),
+    "killed by the kernel": ("import signal; os.kill(os.getpid(), signal.SIGKILL)", "oom", "-9"),
+    "at once": ("raise SystemExit('no such data')", "error", "no such data"),
+    "ended early": ("mlcd_bo.step(1)", "error", "too few to measure"),
+    "never a step": ("time.sleep(0.1)", "error", "mlcd_bo.step"),
+    "hangs": ("time.sleep(1000)", "timeout", "no step was reported"),
+    "one rank silent": (
+        """
+        while True:
+            time.sleep(0.05)
+            if os.environ["RANK"] == "0": mlcd_bo.step(1)
+        """,
+        "timeout",
+        r"ranks \[1\]",
+    ),
+    "NaN samples": (
+        """
+        while True:
+            time.sleep(0.01); mlcd_bo.step(float("nan"))
+        """,
+        "error",
+        "finite",
+    ),
+    "no samples": (
+        """
+        while True:
+            time.sleep(0.01); mlcd_bo.step()
+        """,
+        "error",
+        "without samples",
+    ),
+    "clock running backwards": (
+        """
+        import itertools
+        clock = itertools.count(1000, -1)
+        time.monotonic = lambda: float(next(clock))
+        while True:
+            time.sleep(0.01); mlcd_bo.step(1)
+        """,
+        "error",
+        "backwards",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CRASHES)
+def test_failures_are_typed_and_leave_nothing(name, tmp_path):
+    body, status, says = CRASHES[name]
+    deployment = TWO if "rank" in name else ONE
+    seen = profile(script(tmp_path, body), deployment, startup_s=6.0, probe_s=2.0)
+    assert seen.status == status, seen.detail
+    assert math.isnan(seen.speed)
+    assert seen.seconds > 0
+    assert seen.dollars > 0
+    assert re.search(says, seen.detail), seen.detail
+
+
+def test_ranks_die_when_the_profiling_process_is_killed(tmp_path):
+    path = script(tmp_path, "while True: time.sleep(0.05)")
+    program = (
+        "import mlcd_bo, sys\n"
+        "d = mlcd_bo.Deployment(mlcd_bo.InstanceType('a', 1.0), 2)\n"
+        "mlcd_bo.LocalTorchrun(sys.argv[1]).profile(d, mlcd_bo.Limits())\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program, str(path)])
+    # Launcher, supervisor and both ranks name the script.
+    until = time.monotonic() + 60
+    while len(processes_of(path)) < 5 and time.monotonic() < until:
+        time.sleep(0.05)
+    assert len(processes_of(path)) >= 5
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    until = time.monotonic() + 20
+    while processes_of(path) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert processes_of(path) == []
+    # What a killed process cannot remove is its own folder of reports.
+    for folder in Path(os.environ["TMPDIR"]).iterdir():
+        for file in sorted(folder.rglob("*"), reverse=True):
+            file.rmdir() if file.is_dir() else file.unlink()
+        folder.rmdir()
+
+
+def test_refuses():
+    with pytest.raises(mlcd.InvalidInput, match="not a file"):
+        mlcd.LocalTorchrun("no/such/script.py")
+    with pytest.raises(mlcd.InvalidInput, match="probe_s"):
+        mlcd.LocalTorchrun(EXAMPLE, probe_s=0)
+
+
+def test_recommends_for_a_real_ddp_script(tmp_path):
+    images, labels = load_digits(return_X_y=True)
+    data = tmp_path / "digits.npz"
+    np.savez(data, images=images, labels=labels)
+    kinds = [mlcd.InstanceType("plain", 3.0, vcpus=1), mlcd.InstanceType("golden", 30.0, vcpus=1)]
+    space = mlcd.SearchSpace(mlcd.Catalog(kinds), [1, 2])
+    search = mlcd.DeploymentOptimizer(
+        space, mlcd.Scenario.cheapest_by(deadline=2.0), mlcd.Job(total_samples=4e6)
+    )
+    profiler = mlcd.LocalTorchrun(
+        EXAMPLE, ["--data", str(data), "--width", "8"], probe_s=1.5, startup_s=30.0
+    )
+    best = search.run(profiler)
+    # The same machine at ten times the price is never the cheapest.
+    assert best.deployment.instance_type.name == "plain"
+    assert best.measured
+    assert best.total_dollars >= best.dollars + sum(t.observation.dollars for t in search.trials)
+    assert all(t.observation.status == "ok" for t in search.trials)
