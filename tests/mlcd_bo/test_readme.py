@@ -1,0 +1,36 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sybil import Sybil
+from sybil.document import Document
+from sybil.parsers.markdown import PythonCodeBlockParser
+
+README = Path(__file__).parents[2] / "mlcd_bo" / "README.md"
+
+pytestmark = pytest.mark.cluster
+
+
+def blocks() -> Document:
+    return Sybil(parsers=[PythonCodeBlockParser()]).parse(README)
+
+
+def test_the_readme_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    ran = 0
+    for example in blocks().examples():
+        example.evaluate()
+        ran += 1
+    assert ran >= 1
+    assert "trials cost $" in capsys.readouterr().out
+
+
+def test_the_readme_runs_as_a_script(tmp_path):
+    script = tmp_path / "ten_lines.py"
+    script.write_text("\n".join(example.parsed for example in blocks().examples()))
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "trials cost $" in done.stdout
