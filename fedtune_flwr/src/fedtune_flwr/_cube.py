@@ -1,0 +1,132 @@
+"""Policies as points of the unit cube, which is where tuners search.
+
+Columns: the coordinates of the space, then the exponent of the aggregation weight, then one slope
+for each (output, metric) pair in which the clients differ.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ._metrics import METRICS, NAMES, Scaler
+from ._policy import WEIGHT, Policy, Slopes, steerable
+from ._space import SearchSpace
+
+
+@dataclass(frozen=True)
+class _Prior:
+    """Range and prior of a slope, per natural unit of the metric (nat, unit of entropy, ...)."""
+
+    low: float
+    prior: float
+    high: float
+
+
+# From the measured studies: what helped, and how far slopes could go before they harmed.
+_LOSS_STEP = _Prior(-1.5, -1.2, 0.5)
+_PRIORS: dict[tuple[str, str], _Prior] = {
+    (WEIGHT, "reference-loss"): _Prior(-2.0, -1.5, 0.5),
+    (WEIGHT, "label-entropy"): _Prior(-1.0, 2.0, 4.0),
+    ("lr", "reference-loss"): _LOSS_STEP,
+    ("local-epochs", "reference-loss"): _LOSS_STEP,
+    ("local-steps", "reference-loss"): _LOSS_STEP,
+    ("lr", "label-entropy"): _Prior(-0.5, 0.0, 1.0),
+    ("lr", "feature-norm"): _Prior(-1.5, -1.0, 0.5),
+}
+# Slopes a user asked for with `by=`: one unit of coordinate per spread of the metric, no prior.
+_ASKED = 1.0
+# However large the spread, a slope moves a client at one spread by at most e^3.
+_STEEPEST = 3.0
+
+
+class PolicyCube:
+    """Translates between policies and points of the unit cube.
+
+    Args:
+        space: the search space.
+        scaler: scales the metrics of the clients; pairs in which its spread is at the metric's
+            minimum are left out, since the clients do not differ there.
+        weight: whether aggregation weights may be changed.
+    """
+
+    def __init__(self, space: SearchSpace, scaler: Scaler, *, weight: bool) -> None:
+        self.space = space
+        self.scaler = scaler
+        self.weight = weight
+        spread = dict(zip(NAMES, scaler.scale, strict=True))
+        allowed = steerable(space, weight)
+        self.space_is_steerable = bool(allowed)
+        self.pairs = [pair for pair in allowed if spread[pair[1]] > METRICS[pair[1]].spread]
+        self._bounds: list[tuple[float, float]] = [d.bounds for d in space.values()]
+        if weight:
+            self._bounds.append((0.0, 1.0))
+        self._first_slope = len(self._bounds)
+        self.prior: Slopes = {}
+        for pair in self.pairs:
+            known = _PRIORS.get(pair)
+            scale = spread[pair[1]]
+            low, prior, high = (
+                (-_ASKED, 0.0, _ASKED)
+                if known is None
+                else (known.low * scale, known.prior * scale, known.high * scale)
+            )
+            low, high = max(low, -_STEEPEST), min(high, _STEEPEST)
+            self._bounds.append((low, high))
+            self.prior[pair] = min(max(prior, low), high)
+
+    @property
+    def dimensions(self) -> int:
+        """Columns of a point."""
+        return len(self._bounds)
+
+    def no_slopes(self) -> dict[int, float]:
+        """The columns to hold, and at what, so that every client gets the same values."""
+        return {
+            self._first_slope + i: self._to_unit(self._first_slope + i, 0.0)
+            for i in range(len(self.pairs))
+        }
+
+    def policy(self, point: np.ndarray, origin: str = "tuned") -> Policy:
+        """The policy at a point of shape (dimensions,)."""
+        numbers = [
+            low + float(u) * (high - low)
+            for u, (low, high) in zip(point, self._bounds, strict=True)
+        ]
+        base = dict(zip(self.space, numbers, strict=False))
+        exponent = numbers[len(self.space)] if self.weight else 1.0
+        slopes = dict(zip(self.pairs, numbers[self._first_slope :], strict=True))
+        # The point that stands for 0 may miss it by a rounding error.
+        slopes = {pair: slope for pair, slope in slopes.items() if abs(slope) > 1e-9}
+        return Policy(self.space, base, self.scaler, slopes, exponent, origin)
+
+    def point(self, base: np.ndarray, slopes: Mapping[tuple[str, str], float]) -> np.ndarray:
+        """The point of `base` with its slopes replaced; pairs not given get 0."""
+        point = np.array(base, dtype=np.float64)
+        for i, pair in enumerate(self.pairs):
+            column = self._first_slope + i
+            point[column] = self._to_unit(column, slopes.get(pair, 0.0))
+        return point
+
+    def suggestions(self) -> list[Slopes]:
+        """Slopes worth trying first: parts of the prior, alone and together."""
+        loss = {p: s for p, s in self.prior.items() if p[1] == "reference-loss"}
+        parts = [
+            {p: s for p, s in loss.items() if p[0] == WEIGHT},
+            {p: s for p, s in loss.items() if p[0] != WEIGHT},
+            loss,
+            {p: s / 2 for p, s in loss.items()},
+            {p: s for p, s in self.prior.items() if p == (WEIGHT, "label-entropy")},
+            {p: s for p, s in self.prior.items() if p[1] == "feature-norm"},
+            dict(self.prior),
+        ]
+        kept: list[Slopes] = []
+        for part in parts:
+            nonzero = {p: s for p, s in part.items() if s}
+            if nonzero and nonzero not in kept:
+                kept.append(nonzero)
+        return kept
+
+    def _to_unit(self, column: int, number: float) -> float:
+        low, high = self._bounds[column]
+        return min(max((number - low) / (high - low), 0.0), 1.0)

@@ -1,0 +1,347 @@
+"""Tuning: a global search, a search over policies, and a gate that must be convinced.
+
+1. Global: every client the same. A Sobol batch at a third of the rounds, the best of it at full
+   length, then the tuner.
+2. Policy: slopes on top of what is best so far, starting from parts of the prior.
+3. Confirm: the best policy, its half, and the best global settings on emulations that nothing was
+   tuned on; then the best of each kind on more of them. Customization is kept only if it probably
+   gains more than `min_gain` there.
+
+All candidates meet the same clients, initial model and order of examples.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from . import tuners
+from ._batched import can_batch, simulate_batched
+from ._cube import PolicyCube
+from ._emulate import Emulator
+from ._errors import ConfigError, TunerError
+from ._metrics import NAMES, Scaler, as_matrix
+from ._policy import Policy
+from ._report import Gain, Trial, TuneReport
+from ._simulate import Candidate, Emulation, simulate
+from ._space import SearchSpace
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[str], None]
+
+_SIZE = NAMES.index("log-size")
+# Settings asked for at once, at least: they train together, which is most of the speed.
+_BATCH = 4
+_SHORT = 1 / 3
+_CONFIRM_SHARE = 0.3
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """How much to spend, and how sure to be.
+
+    Attributes:
+        budget: evaluations; one is a full-length run of one setting on the tuning emulations.
+        emulations: federations that settings are tuned on.
+        confirmations: fresh federations that the decision is made on, at least.
+        min_gain: customization must gain more than this (0.003 of accuracy is 0.3 points).
+        confidence: with at least this probability.
+        rounds: rounds of a full-length emulation.
+        fraction: share of the clients that train in a round.
+        customize: False searches global settings only.
+        weight: whether aggregation weights may be changed.
+    """
+
+    budget: int = 48
+    emulations: int = 2
+    confirmations: int = 4
+    min_gain: float = 0.003
+    confidence: float = 0.9
+    rounds: int = 20
+    fraction: float = 1.0
+    customize: bool = True
+    weight: bool = True
+
+    def __post_init__(self) -> None:
+        if self.budget < 12:
+            raise ConfigError(f"budget={self.budget!r} must be at least 12 evaluations")
+        if self.emulations < 1 or self.confirmations < 2 or self.rounds < 1:
+            raise ConfigError(
+                f"emulations={self.emulations!r} and rounds={self.rounds!r} must be at least 1, "
+                f"confirmations={self.confirmations!r} at least 2"
+            )
+        if not 0 < self.fraction <= 1:
+            raise ConfigError(f"fraction={self.fraction!r} must be in (0, 1]")
+        if not 0 <= self.confidence < 1:
+            raise ConfigError(f"confidence={self.confidence!r} must be in [0, 1)")
+
+
+def tune(
+    space: SearchSpace,
+    emulator: Emulator,
+    metrics: Sequence[Mapping[str, float]],
+    *,
+    tuner: str = "bayes",
+    options: TuneOptions | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> TuneReport:
+    """The best policy found for clients that reported `metrics`.
+
+    Args:
+        space: hyperparameters to tune.
+        emulator: makes federations like theirs.
+        metrics: a mapping a client.
+        tuner: a name in `fedtune_flwr.tuners.available()`.
+        options: budget and gate.
+        seed: fixes the search; with the emulator's seed the whole result.
+        progress: is called with a line now and then.
+
+    Raises:
+        UnknownTunerError: no tuner of that name.
+        ProxyError: the proxy cannot emulate these clients, or would ignore a hyperparameter.
+        TunerError: the tuner raised, or returned points outside the unit cube.
+    """
+    options = options or TuneOptions()
+    emulator.task.check_space(space)
+    factory = tuners.get(tuner)
+    search = _Search(space, emulator, metrics, options, progress or log.info)
+    try:
+        proposer = factory(search.cube.dimensions, seed)
+    except Exception as error:
+        raise TunerError(f"tuner {tuner!r} could not be made: {error!r}") from error
+    return search.run(proposer, tuner)
+
+
+@dataclass
+class Finalist:
+    """A policy that made it to the fresh emulations, with its scores there."""
+
+    point: tuple[float, ...]
+    policy: Policy
+    scores: list[float] = field(default_factory=list)
+
+    @property
+    def mean(self) -> float:
+        """Mean score so far."""
+        return float(np.mean(self.scores))
+
+
+class _Search:
+    def __init__(
+        self,
+        space: SearchSpace,
+        emulator: Emulator,
+        metrics: Sequence[Mapping[str, float]],
+        options: TuneOptions,
+        progress: Progress,
+    ) -> None:
+        self.began = time.perf_counter()
+        self.emulator = emulator
+        # In an order of their own, so that the result does not depend on who answered first.
+        rows = as_matrix(metrics)
+        order = np.lexsort(np.nan_to_num(rows, nan=-1e9).T[::-1])
+        self.metrics = tuple(dict(metrics[i]) for i in order)
+        self.options = options
+        self.progress = progress
+        scaler = Scaler.fit(as_matrix(metrics))
+        self.cube = PolicyCube(space, scaler, weight=options.weight)
+        self.batch = max(_BATCH, options.budget // 8)
+        self.batched = can_batch(emulator.task)
+        self.trials: list[Trial] = []
+        self.cost = 0.0
+        self.emulations = [
+            emulator.emulate(self.metrics, i, options.fraction) for i in range(options.emulations)
+        ]
+
+    def run(self, proposer: tuners.Tuner, name: str) -> TuneReport:
+        options = self.options
+        customize = options.customize and bool(self.cube.pairs)
+        search_budget = options.budget * (1 - _CONFIRM_SHARE)
+        self._global_stage(proposer, 0.4 * search_budget if customize else search_budget)
+        if customize:
+            self._policy_stage(proposer, search_budget)
+        policy, gain = self._confirm(self._finalists(customize))
+        notes = () if customize else (self._why_not(),)
+        seconds = time.perf_counter() - self.began
+        return TuneReport(
+            policy, gain, tuple(self.trials), self.metrics, self.cost, seconds, name, notes
+        )
+
+    def _why_not(self) -> str:
+        if not self.options.customize:
+            return "one setting for all clients, as asked"
+        if not self.cube.space_is_steerable:
+            return "no hyperparameter of the space may vary by a metric; see by="
+        return "the clients do not differ in any metric that could steer a value"
+
+    def _global_stage(self, proposer: tuners.Tuner, budget: float) -> None:
+        held = self.cube.no_slopes()
+        # Half of the money goes to short runs: 1.5 a unit each, and their best at full length.
+        short = max(_BATCH, int(budget * 0.4 / _SHORT))
+        self.progress(f"global search: {short} short runs")
+        points = self._ask(proposer, short, held)
+        low = self._evaluate(proposer, "global", points, _SHORT)
+        best = points[np.argsort(-low, kind="stable")[: max(2, int(budget * 0.3))]]
+        self._evaluate(proposer, "global", best, 1.0)
+        while self.cost + 1 <= budget:
+            count = min(self.batch, int(budget - self.cost))
+            self._evaluate(proposer, "global", self._ask(proposer, count, held), 1.0)
+
+    def _policy_stage(self, proposer: tuners.Tuner, budget: float) -> None:
+        base = np.asarray(self._best(1, customizes=False)[0].point)
+        room = max(1, int(budget - self.cost))
+        seeds = [self.cube.point(base, s) for s in self.cube.suggestions()][:room]
+        self.progress(f"policy search over {len(self.cube.pairs)} slopes: {room} runs")
+        self._evaluate(proposer, "policy", np.stack(seeds), 1.0)
+        while self.cost + 1 <= budget:
+            count = min(self.batch, int(budget - self.cost))
+            self._evaluate(proposer, "policy", self._ask(proposer, count, {}), 1.0)
+
+    def _finalists(self, customize: bool) -> list[Finalist]:
+        plain = [
+            Finalist(t.point, self.cube.policy(np.asarray(t.point), "global"))
+            for t in self._best(2 if customize else 4, customizes=False)
+        ]
+        if not customize:
+            return plain
+        best = self._best(1, customizes=True)[0]
+        policy = self.cube.policy(np.asarray(best.point), "tuned")
+        # Shrunk towards no customization: the best of many is partly the luckiest.
+        return [*plain, Finalist(best.point, policy), Finalist(best.point, policy.scaled(0.5))]
+
+    def _confirm(self, finalists: list[Finalist]) -> tuple[Policy, Gain | None]:
+        """Scores finalists on fresh emulations: all on a few, the best of each kind on more."""
+        affordable = int(_CONFIRM_SHARE * self.options.budget * self.options.emulations)
+        first = 3
+        more = max(self.options.confirmations - first, (affordable - first * len(finalists)) // 2)
+        self._score_finalists(finalists, range(first))
+        plain = [f for f in finalists if not f.policy.customizes]
+        own = [f for f in finalists if f.policy.customizes]
+        if not own:
+            pair = sorted(finalists, key=lambda f: -f.mean)[:2]
+            self._score_finalists(pair, range(first, first + more))
+            return max(pair, key=lambda f: f.mean).policy, None
+        pair = [max(plain, key=lambda f: f.mean), max(own, key=lambda f: f.mean)]
+        self._score_finalists(pair, range(first, first + more))
+        difference_E = np.asarray(pair[1].scores) - np.asarray(pair[0].scores)
+        mean = float(difference_E.mean())
+        error = float(difference_E.std(ddof=1) / math.sqrt(len(difference_E)))
+        least = self.options.min_gain
+        probability = student_above(mean - least, error, len(difference_E) - 1)
+        kept = mean > least and probability >= self.options.confidence
+        return pair[kept].policy, Gain(mean, error, probability, len(difference_E), kept)
+
+    def _score_finalists(self, finalists: list[Finalist], numbers: range) -> None:
+        if not numbers:
+            return
+        # Far from the numbers of the emulations that settings were tuned on.
+        fresh = [
+            self.emulator.emulate(self.metrics, 1000 + i, self.options.fraction) for i in numbers
+        ]
+        scores = self._scores([f.policy for f in finalists], fresh, self.options.rounds)
+        self.cost += len(finalists) * len(fresh) / self.options.emulations
+        for finalist, row in zip(finalists, scores, strict=True):
+            finalist.scores += row.tolist()
+            self._record("confirm", finalist.point, finalist.policy, 1.0, row)
+        self.progress(f"confirm: {self.cost:.0f} of {self.options.budget}")
+
+    def _best(self, count: int, *, customizes: bool) -> list[Trial]:
+        full = [t for t in self.trials if t.fidelity >= 1 and t.customizes == customizes]
+        if customizes and not full:
+            # Every slope that was tried came to nothing; the short list still needs one.
+            full = [t for t in self.trials if t.fidelity >= 1]
+        return sorted(full, key=lambda t: -t.score)[:count]
+
+    def _ask(self, proposer: tuners.Tuner, count: int, held: Mapping[int, float]) -> np.ndarray:
+        try:
+            points = np.asarray(proposer.ask(count, held), dtype=np.float64)
+        except Exception as error:
+            raise TunerError(f"the tuner failed to propose settings: {error!r}") from error
+        wanted = (count, self.cube.dimensions)
+        if points.shape != wanted or not ((points >= 0) & (points <= 1)).all():
+            raise TunerError(
+                f"the tuner returned points of shape {points.shape}, from {points.min():g} to "
+                f"{points.max():g}; expected shape {wanted} in [0, 1]"
+            )
+        return points
+
+    def _evaluate(
+        self, proposer: tuners.Tuner, stage: str, points: np.ndarray, fidelity: float
+    ) -> np.ndarray:
+        policies = [self.cube.policy(p, "tuned") for p in points]
+        rounds = max(1, math.ceil(fidelity * self.options.rounds))
+        scores_RE = self._scores(policies, self.emulations, rounds)
+        self.cost += len(points) * fidelity
+        for point, policy, row in zip(points, policies, scores_RE, strict=True):
+            self._record(stage, tuple(point.tolist()), policy, fidelity, row)
+        means = np.asarray(scores_RE.mean(axis=1))
+        try:
+            proposer.tell(points, means, np.full(len(points), fidelity))
+        except Exception as error:
+            raise TunerError(f"the tuner refused scores: {error!r}") from error
+        best = max((t.score for t in self.trials if t.fidelity >= 1), default=float(means.max()))
+        self.progress(f"{stage}: {self.cost:.0f} of {self.options.budget}, best {best:.4f}")
+        return means
+
+    def _record(
+        self,
+        stage: str,
+        point: tuple[float, ...],
+        policy: Policy,
+        fidelity: float,
+        scores: np.ndarray,
+    ) -> None:
+        values = policy.space.values_at(policy.base)
+        each = tuple(float(s) for s in scores)
+        mean = float(np.mean(each))
+        self.trials.append(
+            Trial(stage, point, dict(values), policy.customizes, fidelity, mean, each)
+        )
+
+    def _scores(
+        self, policies: list[Policy], emulations: list[Emulation], rounds: int
+    ) -> np.ndarray:
+        """Mean score over the last fifth of the rounds, shape (policies, emulations)."""
+        run = simulate_batched if self.batched else simulate
+        last = max(1, rounds // 5)
+        runs = [(e, candidate(p, e)) for p in policies for e in emulations]
+        curves = run(self.emulator.task, runs, rounds)
+        scores = curves[:, -last:].mean(axis=1).reshape(len(policies), len(emulations))
+        # A user's score may be NaN for a model that diverged; that is the worst there is.
+        finite = scores[np.isfinite(scores)]
+        worst = float(finite.min()) if len(finite) else 0.0
+        return np.asarray(np.nan_to_num(scores, nan=worst, posinf=worst, neginf=worst))
+
+
+def candidate(policy: Policy, emulation: Emulation) -> Candidate:
+    """A policy applied to the virtual clients of an emulation."""
+    columns = policy.coordinates_many(emulation.metrics_KM)
+    clients = len(emulation.y)
+    values = tuple(
+        policy.space.values_at({name: float(column[k]) for name, column in columns.items()})
+        for k in range(clients)
+    )
+    # The size that counts is the real client's, which a virtual client may be too small to hold.
+    log_size = emulation.metrics_KM[:, _SIZE]
+    log_weight = policy.weight_exponent * log_size + policy.log_weight_many(emulation.metrics_KM)
+    return Candidate(values, log_weight)
+
+
+def student_above(mean: float, error: float, freedom: int) -> float:
+    """The probability that a mean is above 0, by Student's t with `freedom` degrees."""
+    if error <= 0:
+        return 1.0 if mean > 0 else 0.0
+    t = mean / error
+    # Simpson's rule on the density: no need for a statistics library for one number.
+    x = np.linspace(0.0, abs(t), 2001)
+    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2))
+    density = scale / math.sqrt(freedom * math.pi) * (1 + x**2 / freedom) ** (-(freedom + 1) / 2)
+    weights = np.ones_like(x)
+    weights[1:-1:2], weights[2:-1:2] = 4.0, 2.0
+    area = float((weights * density).sum() * (x[1] - x[0]) / 3)
+    return min(1.0, max(0.0, 0.5 + math.copysign(area, t)))
