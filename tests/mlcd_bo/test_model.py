@@ -6,8 +6,7 @@ from scipy import integrate, stats
 
 from mlcd_bo import Catalog, InstanceType, SearchSpace
 from mlcd_bo._index import expected_shortfall, gittins_index
-from mlcd_bo._model import ScalingModel, kernel_variances, reference_posterior
-from mlcd_bo._prior import kernel_parts
+from mlcd_bo._model import PlainModel, ScalingModel, reference_posterior
 from tests.mlcd_bo.worlds import two_types
 
 SPACES = {
@@ -34,9 +33,10 @@ SPACES = {
 
 @pytest.mark.parametrize("name", SPACES)
 @pytest.mark.parametrize("n", [1, 2, 5, 12])
-def test_fast_posterior_equals_the_reference(name, n):
+@pytest.mark.parametrize("kind", [ScalingModel, PlainModel])
+def test_fast_posterior_equals_the_reference(name, n, kind):
     space = SPACES[name]()
-    model = ScalingModel(space)
+    model = kind(space)
     rng = np.random.default_rng(n)
     rows = rng.integers(0, len(space), n)
     values = rng.normal(3.0, 0.7, n)
@@ -48,15 +48,14 @@ def test_fast_posterior_equals_the_reference(name, n):
 
 
 @pytest.mark.parametrize("name", SPACES)
-def test_kernel_is_a_covariance(name):
-    features = ScalingModel(SPACES[name]()).features
-    parts = kernel_parts(features, features)
+@pytest.mark.parametrize("kind", [ScalingModel, PlainModel])
+def test_kernel_is_a_covariance(name, kind):
+    model = kind(SPACES[name]())
+    parts = model.parts(model.features, model.features)
     for part in parts:
         np.testing.assert_allclose(part, part.T, atol=1e-12)
         assert np.linalg.eigvalsh(part).min() > -1e-9
-    np.testing.assert_allclose(
-        kernel_variances(features), np.diagonal(parts, axis1=1, axis2=2), atol=1e-12
-    )
+    np.testing.assert_allclose(model._variances(), np.diagonal(parts, axis1=1, axis2=2), atol=1e-12)
 
 
 def test_without_observations_the_prior_is_returned():

@@ -1,6 +1,7 @@
 """The default strategy: Pandora's-box Gittins index with a reserve, and its cost-matched stop."""
 
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,11 +39,13 @@ class Proposal:
 class Gittins:
     """Tries the deployment of least Gittins index; stops when none is below the value in hand."""
 
+    model: ClassVar[Literal["scaling", "plain"]] = "scaling"
+
     def propose(self, s: Situation) -> Proposal:
         """Returns the next trial, or the decision to stop."""
         allowed = s.allowed()
         if not allowed.any():
-            return _stop("no trial fits in what is left beside the final run", self._best(s))
+            return stop("no trial fits in what is left beside the final run", self._best(s))
         if not s.observed.any():
             row = self._first(s, allowed)
             return Proposal(row, np.nan, np.nan, "first trial: " + self._first_why(s))
@@ -61,7 +64,7 @@ class Gittins:
         )
         row = int(np.argmin(index))
         if not index[row] < best:
-            return _stop("no trial is expected to save more than it costs", best)
+            return stop("no trial is expected to save more than it costs", best)
         return Proposal(row, float(index[row]), best, "the trial is expected to save its cost")
 
     def choose(self, s: Situation) -> int:
@@ -175,5 +178,6 @@ def _middle(s: Situation, candidates: NDArray[np.bool_]) -> int:
     return int(rows[len(rows) // 2])
 
 
-def _stop(why: str, best: float) -> Proposal:
+def stop(why: str, best: float = float("nan")) -> Proposal:
+    """Returns the decision to stop."""
     return Proposal(None, float("nan"), best, why)

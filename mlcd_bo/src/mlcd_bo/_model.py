@@ -8,11 +8,19 @@ Legend: N deployments, n observations, G hyperparameter settings, P kernel parts
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ._prior import Array, Features, Grid, hyperparameter_grid, kernel_parts
+from ._prior import (
+    Array,
+    Features,
+    hyperparameter_grid,
+    kernel_parts,
+    plain_grid,
+    plain_parts,
+)
 from ._space import SearchSpace
 
 
@@ -34,17 +42,26 @@ class ScalingModel:
 
     Args:
         space: the deployments.
-        prior_mean: prior mean up to a constant, shape N, in place of the built-in one (a
-            transferred one, or zeros for a model without scaling knowledge).
-        scales: as `Grid.scales`; None takes the built-in grid.
+        prior_mean: prior mean up to a constant, shape N, in place of the built-in one.
+
+    Attributes:
+        features: of the deployments.
+        prior_mean: shape N.
+        grid: hyperparameter settings.
     """
 
-    def __init__(
-        self, space: SearchSpace, prior_mean: Array | None = None, grid: Grid | None = None
-    ) -> None:
+    def __init__(self, space: SearchSpace, prior_mean: Array | None = None) -> None:
         self.features = Features.of(space)
         self.prior_mean = self.features.mean() if prior_mean is None else prior_mean
-        self.grid = hyperparameter_grid() if grid is None else grid
+        self.grid = hyperparameter_grid()
+
+    def parts(self, a: Features, b: Features) -> Array:
+        """Returns the parts of the covariance between two sets, shape P x N_a x N_b."""
+        return kernel_parts(a, b)
+
+    @cached_property
+    def _prior_parts(self) -> Array:
+        return self._variances()
 
     def posterior(self, rows: NDArray[np.int64], values: Array, noise: Array) -> Posterior:
         """Returns the beliefs after observing `values` at `rows`.
@@ -60,15 +77,20 @@ class ScalingModel:
         second = weights @ (variances + (means - mean) ** 2)
         return Posterior(mean, np.sqrt(np.maximum(second, 1e-12)))
 
+    def _variances(self) -> Array:
+        """Returns the diagonal of `parts` of all deployments, shape P x N."""
+        rows = range(len(self.features.count))
+        single = [self.features.take(np.array([row])) for row in rows]
+        return np.stack([self.parts(one, one)[:, 0, 0] for one in single], axis=1)
+
     def _mixture(
         self, rows: NDArray[np.int64], values: Array, noise: Array
     ) -> tuple[Array, Array, Array]:
         """Returns weights (G), means (G x N) and variances (G x N)."""
         seen = self.features.take(rows)
-        to_seen = kernel_parts(self.features, seen)
-        prior_parts = kernel_variances(self.features)
+        to_seen = self.parts(self.features, seen)
         scales = self.grid.scales
-        prior_variance = scales @ prior_parts
+        prior_variance = scales @ self._prior_parts
         residual = values - self.prior_mean[rows]
         # The level of a job can be anything: centre it, the wide constant does the rest.
         centre = float(residual.mean()) if len(rows) else 0.0
@@ -96,13 +118,19 @@ class ScalingModel:
         return _normalised(self.grid.log_prior + evidence), means, variances
 
 
-def kernel_variances(features: Features) -> Array:
-    """Returns the diagonal of `kernel_parts` of a set with itself, shape P x N."""
-    blocks = [
-        kernel_parts(one, one)[:, 0, 0]
-        for one in (features.take(np.array([row])) for row in range(len(features.count)))
-    ]
-    return np.stack(blocks, axis=1)
+class PlainModel(ScalingModel):
+    """A Gaussian process that knows nothing of scaling: a constant mean and a Matern kernel.
+
+    Lengthscales and amplitude are averaged over a grid, too.
+    """
+
+    def __init__(self, space: SearchSpace) -> None:
+        super().__init__(space, np.zeros(len(space)))
+        self.grid = plain_grid()
+
+    def parts(self, a: Features, b: Features) -> Array:
+        """Returns a constant, then one Matern-5/2 part for each pair of lengthscales."""
+        return plain_parts(a, b)
 
 
 def _normalised(log_weights: Array) -> Array:
@@ -114,7 +142,7 @@ def reference_posterior(
     model: ScalingModel, rows: NDArray[np.int64], values: Array, noise: Array
 ) -> Posterior:
     """Returns what `ScalingModel.posterior` returns, setting by setting with plain inverses."""
-    parts = kernel_parts(model.features, model.features)
+    parts = model.parts(model.features, model.features)
     centre = (values - model.prior_mean[rows]).mean()
     log_weights, means, variances = [], [], []
     for scale, log_prior in zip(model.grid.scales, model.grid.log_prior, strict=True):

@@ -13,7 +13,7 @@ from ._errors import InvalidInput, NoFeasibleDeployment, NothingObserved, Profil
 from ._explain import estimate_of, reason_for
 from ._job import Job
 from ._ledger import Ledger
-from ._model import ScalingModel
+from ._model import PlainModel, ScalingModel
 from ._prior import MODEL_NOISE
 from ._recommendation import Recommendation
 from ._scenario import Scenario
@@ -78,7 +78,7 @@ class DeploymentOptimizer:
         self.seed = int(seed)
         self.trials: list[Trial] = []
         self._decider = strategy_named(strategy)
-        self._model = ScalingModel(space)
+        self._model = ScalingModel(space) if self._decider.model == "scaling" else PlainModel(space)
         self._rate = np.array([d.price_per_hour for d in space])
         self._stop_reason = ""
         self._plan_trials(trial_cost or TrialCost())
@@ -283,6 +283,7 @@ class DeploymentOptimizer:
             kind=self._model.features.kind,
             count=np.array([d.count for d in self.space]),
             tried=tried,
+            running=len(pending),
             rng=np.random.default_rng([self.seed, len(self.trials), len(pending)]),
         )
 

@@ -157,3 +157,37 @@ def hyperparameter_grid() -> Grid:
                     terms = ((a, 0.6), (b, 0.8), (c, 0.8), (d, 0.9))
                     weights.append(-0.5 * sum((np.log(v) / w) ** 2 for v, w in terms))
     return Grid(np.array(scales), np.array(weights))
+
+
+_PLAIN_COUNT = (0.5, 1.0, 2.5)
+_PLAIN_PRICE = (0.7, 2.0)
+
+
+def plain_parts(a: Features, b: Features) -> Array:
+    """Returns the parts of a kernel without scaling knowledge, shape 7 x N_a x N_b.
+
+    The unknown constant, then a Matern-5/2 kernel over log count and log price for each pair of
+    lengthscales; types that differ correlate by half.
+    """
+    count = a.count[:, None] - b.count[None, :]
+    price = a.price[:, None] - b.price[None, :]
+    same = np.where(a.kind[:, None] == b.kind[None, :], 1.0, 0.5)
+    same = same * 0.5 ** (a.knobs[:, None, :] != b.knobs[None, :, :]).sum(axis=2)
+    parts = [_OFFSET_VARIANCE * np.ones_like(count)]
+    for count_scale in _PLAIN_COUNT:
+        for price_scale in _PLAIN_PRICE:
+            distance = np.sqrt(5.0 * ((count / count_scale) ** 2 + (price / price_scale) ** 2))
+            parts.append(same * (1 + distance + distance**2 / 3) * np.exp(-distance))
+    return np.stack(parts)
+
+
+def plain_grid() -> Grid:
+    """Returns the settings of `plain_parts`: each pair of lengthscales with three amplitudes."""
+    pairs = len(_PLAIN_COUNT) * len(_PLAIN_PRICE)
+    scales = []
+    for pair in range(pairs):
+        for amplitude in (0.4, 0.8, 1.6):
+            setting = np.zeros(1 + pairs)
+            setting[0], setting[1 + pair] = 1.0, amplitude**2
+            scales.append(setting)
+    return Grid(np.array(scales), np.zeros(len(scales)))

@@ -36,6 +36,7 @@ class Situation:
         kind: index of the instance type.
         count: machines.
         tried: rows in the order tried, failures included.
+        running: how many trials are under way, committed but not told.
         rng: for choices by chance, the same after a resume.
     """
 
@@ -53,6 +54,7 @@ class Situation:
     kind: NDArray[np.int64]
     count: NDArray[np.int64]
     tried: NDArray[np.int64]
+    running: int
     rng: np.random.Generator = field(compare=False)
 
     @property

@@ -1,7 +1,8 @@
 """Which search strategies there are."""
 
-from typing import Protocol
+from typing import ClassVar, Literal, Protocol
 
+from ._classic import CherryPick, ConvBO, EIPerCost, HeterBO, HeterBOPruned, Random
 from ._errors import UnknownName
 from ._gittins import Gittins, Proposal
 from ._prior import Array
@@ -9,7 +10,14 @@ from ._situation import Situation
 
 
 class Strategy(Protocol):
-    """Decides what to try, when to stop and what to recommend."""
+    """Decides what to try, when to stop and what to recommend.
+
+    Attributes:
+        model: which beliefs it works with: ``"scaling"`` (the scaling-aware model) or
+            ``"plain"`` (a constant mean and a Matern kernel).
+    """
+
+    model: ClassVar[Literal["scaling", "plain"]]
 
     def propose(self, s: Situation) -> Proposal:
         """Returns the next trial, or the decision to stop."""
@@ -24,7 +32,15 @@ class Strategy(Protocol):
         ...
 
 
-_STRATEGIES: dict[str, type[Strategy]] = {"gittins": Gittins}
+_STRATEGIES: dict[str, type[Strategy]] = {
+    "gittins": Gittins,
+    "heterbo": HeterBO,
+    "heterbo-pruned": HeterBOPruned,
+    "cherrypick": CherryPick,
+    "convbo": ConvBO,
+    "ei_per_cost": EIPerCost,
+    "random": Random,
+}
 
 
 def strategies() -> tuple[str, ...]:
