@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -29,8 +28,8 @@ _ROWS_PER_GROUP = 50
 _CHUNKS = 32
 _CHUNK_ROWS = (20_000, 250_000)
 _START_TIMEOUT_S = 120.0
-# The pause lets Ray restart an actor before it is asked again.
-_RESTART_PAUSE_S = 0.5
+_FAILED_STARTS = 10
+_CALLS_PER_ACTOR = 2
 _TRIES = 2
 
 
@@ -94,9 +93,9 @@ def run_task(
     """Yields each chunk as some Ray actor finishes it.
 
     Actors take the next largest chunk when they are free, so one slow chunk delays nothing else.
-    Each chunk's rows go to one actor, once. When an actor dies, Ray starts a fresh one and its
-    chunk is done again; a chunk that kills its worker twice is halved until the group that does it
-    stands alone and is recorded as an error.
+    Each chunk's rows go to one actor, once. When an actor dies another is started in its place and
+    what it had is done again; a chunk that kills its worker twice is halved until the group that
+    does it stands alone and is recorded as an error.
 
     Raises:
         ResourceError: the cluster lacks the CPUs, or no actor starts.
@@ -104,55 +103,104 @@ def run_task(
     task = replace(task, plan="task")
     with ray_session(num_actors) as ray:
         count = actor_count(ray, num_actors, len(chunks))
-        remote = ray.remote(Worker)
-        actors = [
-            remote.options(num_cpus=1, max_restarts=-1, max_task_retries=0).remote()
-            for _ in range(count)
-        ]
+        pool = _Pool(ray, count)
         try:
-            _await_one(ray, actors)
-            yield from _dispatch(ray, actors, frame, chunks, task)
+            yield from _dispatch(ray, pool, frame, chunks, task)
         finally:
-            for actor in actors:
-                ray.kill(actor)
+            pool.close()
 
 
-def _await_one(ray: Any, actors: list[Any]) -> None:
-    refs = [actor.ready.remote() for actor in actors]
-    ready, _ = ray.wait(refs, num_returns=1, timeout=_START_TIMEOUT_S)
-    if not ready:
-        raise ResourceError(
-            f"none of {len(actors)} actors started within {_START_TIMEOUT_S:.0f} s; see "
-            "`ray status` for what the cluster is short of"
-        )
+class _Pool:
+    """The living actors: those starting, and what each has been given."""
+
+    def __init__(self, ray: Any, count: int) -> None:
+        self.ray = ray
+        self.remote = ray.remote(Worker).options(num_cpus=1, max_restarts=0, max_task_retries=0)
+        self.starting: dict[Any, Any] = {}
+        self.given: dict[Any, list[Any]] = {}
+        self.failed_starts = 0
+        for _ in range(count):
+            self.start()
+
+    def start(self) -> None:
+        actor = self.remote.remote()
+        self.starting[actor.ready.remote()] = actor
+
+    def started(self, ref: Any) -> None:
+        """Takes an actor into service, or starts another when it died over starting.
+
+        Raises:
+            ResourceError: actor after actor fails.
+        """
+        actor = self.starting.pop(ref)
+        try:
+            self.ray.get(ref)
+        except self.ray.exceptions.RayError as error:
+            self.failed_starts += 1
+            if self.failed_starts > _FAILED_STARTS:
+                raise ResourceError(
+                    f"{self.failed_starts} actors in a row died over starting: {error}"
+                ) from error
+            self.start()
+            return
+        self.failed_starts = 0
+        self.given[actor] = []
+
+    def replace(self, actor: Any) -> list[Any]:
+        """Returns the calls that a lost actor had, the oldest first, and starts another actor."""
+        lost = self.given.pop(actor)
+        # It may be alive behind a broken connection; then it must not keep its CPU.
+        self.ray.kill(actor)
+        self.start()
+        return lost
+
+    def close(self) -> None:
+        for actor in [*self.given, *self.starting.values()]:
+            self.ray.kill(actor)
 
 
 def _dispatch(
-    ray: Any, actors: list[Any], frame: Frame, chunks: list[Chunk], task: Task
+    ray: Any, pool: _Pool, frame: Frame, chunks: list[Chunk], task: Task
 ) -> Iterator[tuple[Chunk, Outcome]]:
     waiting = deque(chunks)
     shared_task = ray.put(task)
     running: dict[Any, tuple[Any, Chunk]] = {}
-    # Two calls an actor: the next block travels while this one is trained.
-    slots = deque(actor for _ in range(2) for actor in actors)
     while waiting or running:
-        while waiting and slots:
-            chunk, actor = waiting.popleft(), slots.popleft()
-            ref = actor.fit.remote(ray.put(frame.block(chunk.groups)), shared_task)
-            running[ref] = (actor, chunk)
-        ready, _ = ray.wait(list(running), num_returns=1)
+        # Two calls an actor: the next block travels while this one is trained.
+        for depth in range(_CALLS_PER_ACTOR):
+            for actor, given in pool.given.items():
+                if waiting and len(given) == depth:
+                    chunk = waiting.popleft()
+                    ref = actor.fit.remote(ray.put(frame.block(chunk.groups)), shared_task)
+                    given.append(ref)
+                    running[ref] = (actor, chunk)
+        timeout = None if running else _START_TIMEOUT_S
+        ready, _ = ray.wait([*running, *pool.starting], num_returns=1, timeout=timeout)
+        if not ready:
+            raise ResourceError(
+                f"none of {len(pool.starting)} actors started within {_START_TIMEOUT_S:.0f} s; "
+                "see `ray status` for what the cluster is short of. Groups that a store holds are "
+                "kept: go on with resume()"
+            )
         for ref in ready:
-            actor, chunk = running.pop(ref)
-            slots.append(actor)
+            if ref in pool.starting:
+                pool.started(ref)
+                continue
+            if ref not in running:  # it went with an actor that this loop has replaced
+                continue
+            actor, chunk = running[ref]
             try:
                 outcome = ray.get(ref)
+            except ray.exceptions.RayTaskError:
+                raise
             except ray.exceptions.RayError as error:
-                if isinstance(error, ray.exceptions.RayTaskError):
-                    raise
                 _log.warning("a worker died on chunk %d: %s", chunk.number, error)
-                yield from _again(frame, chunk, task, waiting, str(error))
-                time.sleep(_RESTART_PAUSE_S)
+                suspect, *innocent = pool.replace(actor)
+                waiting.extendleft(running.pop(other)[1] for other in reversed(innocent))
+                yield from _again(frame, running.pop(suspect)[1], task, waiting, str(error))
                 continue
+            del running[ref]
+            pool.given[actor].remove(ref)
             yield chunk, outcome
 
 

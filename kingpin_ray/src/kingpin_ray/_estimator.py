@@ -332,6 +332,8 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
             return columns_of(read_paths(X, self._needed())), False
         if isinstance(X, (pa.Table, pa.RecordBatch)) or hasattr(X, "iloc"):
             return columns_of(X), False
+        if isinstance(X, Mapping):
+            return columns_of(X), False  # raises, naming what is allowed
         array = check_array(X, ensure_all_finite=False, dtype="numeric", estimator=self)
         if not reset and array.shape[1] != self.n_features_in_:
             raise InputError(

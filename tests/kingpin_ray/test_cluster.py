@@ -1,0 +1,239 @@
+"""On real Ray: the same answers as in one process, and nothing lost when workers die."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import kingpin_ray as kp
+from kingpin_ray import GroupedEstimator, Logistic, Ridge, _driver
+from kingpin_ray._session import ray_session
+from tests.kingpin_ray.data import FEATURES, grouped_frame
+from tests.kingpin_ray.faulty import Deadly
+
+pytestmark = [
+    pytest.mark.cluster,
+    # Ray 2.55 collects neither its Popen objects nor the /dev/null files it gave them.
+    pytest.mark.filterwarnings("ignore:.*Popen.__del__:pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:.*/dev/null:pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_driver, "_CHUNK_ROWS", (500, 1000))
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[Any]:
+    with ray_session(2) as connected:
+        yield connected
+
+
+def task(model: Any, target: str = "value", **options: Any) -> GroupedEstimator:
+    options = {"plan": "task", "random_state": 0, **options}
+    return GroupedEstimator(model, "key", target, FEATURES, **options)
+
+
+def test_a_run_of_its_own_equals_local_and_leaves_nothing_behind() -> None:
+    code = """
+import glob, os, sys, tempfile
+import numpy as np
+from kingpin_ray import GroupedEstimator, Logistic
+from tests.kingpin_ray.data import FEATURES, grouped_frame
+frame = grouped_frame(n_groups=60)
+before = set(glob.glob(tempfile.gettempdir() + "/kp*"))
+runs = [
+    GroupedEstimator(Logistic(), "key", "label", FEATURES, {"C": [0.1, 1.0]}, cv=2, plan=plan,
+                     num_actors=2, random_state=0).fit(frame)
+    for plan in ("local", "task")
+]
+assert runs[1].plan_ == "task"
+assert set(runs[1].results_.column("plan").to_pylist()) == {"task"}
+np.testing.assert_array_equal(*(run.predict_proba(frame) for run in runs))
+assert set(glob.glob(tempfile.gettempdir() + "/kp*")) == before
+"""
+    ours = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    assert ours.wait(timeout=120) == 0
+    assert not _processes_of(ours.pid)
+
+
+def _processes_of(session: int) -> list[int]:
+    """Living processes of a session, after a moment in which they may end."""
+    deadline = time.monotonic() + 10
+    while True:
+        found = []
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = stat.read_text().rsplit(")", 1)[1].split()
+            except OSError:
+                continue
+            if int(fields[3]) == session and fields[0] != "Z":
+                found.append(int(stat.parent.name))
+        if not found or time.monotonic() > deadline:
+            return found
+        time.sleep(0.2)
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_a_dead_actor_costs_its_chunk_alone(ray: Any, tmp_path: Path) -> None:
+    frame = grouped_frame(n_groups=40)
+    frame = frame.drop(frame[frame.key == "g007"].index[11:])
+    model = task(Deadly(11, str(tmp_path / "died"))).fit(frame)
+    assert (tmp_path / "died").exists()
+    assert set(model.results_.column("status").to_pylist()) == {"ok"}
+    np.testing.assert_array_equal(
+        model.predict(frame), task(Ridge(), plan="local").fit(frame).predict(frame)
+    )
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_a_group_that_kills_every_worker_is_found_and_recorded(ray: Any) -> None:
+    frame = grouped_frame(n_groups=4)
+    frame = frame.drop(frame[frame.key == "g002"].index[11:])
+    model = task(Deadly(11), fallback=None).fit(frame)
+    rows = {row["key"]: row for row in model.results_.to_pylist()}
+    assert rows.pop("g002")["status"] == "error"
+    assert {row["status"] for row in rows.values()} == {"ok"}
+
+
+def test_too_many_actors_are_refused_instead_of_waiting_for_ever(ray: Any) -> None:
+    frame = grouped_frame(n_groups=3)
+    with pytest.raises(kp.ResourceError, match="num_actors=99, but the Ray cluster has 2 CPUs"):
+        task(Ridge(), num_actors=99).fit(frame)
+
+    @ray.remote(num_cpus=2)
+    class Hog:
+        def ready(self) -> None: ...
+
+    hog = Hog.remote()
+    ray.get(hog.ready.remote())
+    with pytest.raises(kp.ResourceError, match="all 2 CPUs of the Ray cluster are taken"):
+        task(Ridge()).fit(frame)
+    ray.kill(hog)
+    deadline = time.monotonic() + 20
+    while ray.available_resources().get("CPU", 0) < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
+def test_actors_import_the_package_and_see_read_only_data_copied(ray: Any) -> None:
+    from sklearn.tree import DecisionTreeRegressor
+
+    frame = grouped_frame(n_groups=4)
+    tree = DecisionTreeRegressor(max_depth=3)
+    got = task(tree).fit(frame).predict(frame)
+    np.testing.assert_array_equal(got, task(tree, plan="local").fit(frame).predict(frame))
+
+
+def test_a_killed_driver_resumes_from_its_store(tmp_path: Path) -> None:
+    frame = grouped_frame(n_groups=60)
+    frame.to_parquet(tmp_path / "data.parquet")
+    store = tmp_path / "store"
+    code = f"""
+from kingpin_ray import GroupedEstimator, _driver, _estimator
+from tests.kingpin_ray.data import FEATURES
+from tests.kingpin_ray.faulty import Slow
+_driver._CHUNK_ROWS = (300, 400)
+_estimator.SEGMENT_EVERY_S = 0.0
+GroupedEstimator(Slow(), "key", "value", FEATURES, plan="local", random_state=0,
+                 store={str(store)!r}).fit({str(tmp_path / "data.parquet")!r})
+"""
+    driver = subprocess.Popen([sys.executable, "-c", code])
+    deadline = time.monotonic() + 60
+    while len(list(store.glob("segment-*.models.arrow"))) < 3 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+    from tests.kingpin_ray.faulty import Slow
+
+    kept = len(list(store.glob("segment-*.models.arrow")))
+    assert kept >= 3
+    before = time.perf_counter()
+    model = GroupedEstimator(Slow(), "key", "value", FEATURES, plan="local", random_state=0).resume(
+        store
+    )
+    assert time.perf_counter() - before < 30
+    plain = task(Ridge(), plan="local").fit(frame)
+    np.testing.assert_allclose(model.predict(frame), plain.predict(frame), rtol=1e-9)
+    assert model.results_.num_rows == 60
+
+
+NODES = """
+import logging, threading
+import numpy as np, ray
+from ray.cluster_utils import Cluster
+from kingpin_ray import GroupedEstimator, Ridge, _driver
+from tests.kingpin_ray.data import FEATURES, grouped_frame
+from tests.kingpin_ray.faulty import Slow
+
+_driver._CHUNK_ROWS = (300, 400)
+frame = grouped_frame(n_groups=60)
+size = 150 << 20
+cluster = Cluster(
+    initialize_head=True,
+    head_node_args={"num_cpus": 1, "object_store_memory": size, "include_dashboard": False},
+)
+second = cluster.add_node(num_cpus=1, object_store_memory=size)
+ray.init(address=cluster.address, log_to_driver=False)
+cluster.wait_for_nodes()
+deaths = []
+logging.getLogger("kingpin_ray._driver").addFilter(lambda record: not deaths.append(record))
+def lose_node_when_all_work(pool, ref, started=_driver._Pool.started):
+    started(pool, ref)
+    if len(pool.given) == 2 and not deaths:
+        threading.Timer(0.5, cluster.remove_node, (second,), {"allow_graceful": False}).start()
+
+_driver._Pool.started = lose_node_when_all_work
+model = GroupedEstimator(
+    Slow(0.5), "key", "value", FEATURES, plan="task", num_actors=2, random_state=0
+).fit(frame)
+assert len(deaths) == 1, deaths
+assert set(model.results_.column("status").to_pylist()) == {"ok"}
+plain = GroupedEstimator(Ridge(), "key", "value", FEATURES, plan="local").fit(frame)
+np.testing.assert_allclose(model.predict(frame), plain.predict(frame), rtol=1e-9)
+ray.shutdown()
+cluster.shutdown()
+"""
+
+
+def test_a_lost_node_costs_its_chunks_alone() -> None:
+    with tempfile.TemporaryDirectory(prefix="kp", dir="/tmp") as folder:
+        env = {**os.environ, "RAY_TMPDIR": folder}
+        run = subprocess.Popen([sys.executable, "-c", NODES], env=env, start_new_session=True)
+        assert run.wait(timeout=150) == 0
+        assert not _processes_of(run.pid)
+
+
+def test_flights_on_actors_equal_scikit_learn(ray: Any) -> None:
+    path = Path(__file__).parents[3] / "shared" / "data" / "grouped" / "nycflights_flights.parquet"
+    if not path.exists():
+        pytest.skip(f"the optional data folder ../shared/data is absent ({path.name})")
+    columns = ["dep_delay", "distance", "month", "day", "hour"]
+    frame = pd.read_parquet(path, columns=[*columns, "tailnum", "arr_delay"])
+    frame = frame[frame.arr_delay.notna()]
+    frame["late"] = frame.arr_delay > 15
+    model = GroupedEstimator(
+        Logistic(), "tailnum", "late", columns, plan="task", random_state=0
+    ).fit(frame)
+    assert len(model.results_) == frame.tailnum.nunique(dropna=False)
+    from sklearn.linear_model import LogisticRegression
+
+    rng = np.random.default_rng(0)
+    sample = rng.choice(list(model.estimators_), 60, replace=False)
+    for key, rows in frame[frame.tailnum.isin(sample)].groupby("tailnum"):
+        theirs = LogisticRegression(solver="newton-cholesky", tol=1e-10, max_iter=1000)
+        theirs.fit(rows[columns], rows.late)
+        np.testing.assert_allclose(
+            model.estimators_[key].predict_proba(rows[columns]),
+            theirs.predict_proba(rows[columns]),
+            atol=1e-6,
+        )
