@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bifeat_pyg._errors import FeatureError, NonFiniteError
 from bifeat_pyg._rows import RowSource, blocks, columns_of, is_integral
-from bifeat_pyg.quantizers._base import Codec, Spec, Summary
+from bifeat_pyg.quantizers._base import Codec, Spec, Summary, known
 
 # Most values of a sample (128 MiB as float32); wide features are fitted to fewer rows, but not
 # below _FEWEST.
@@ -150,7 +150,7 @@ def learn(source: RowSource, spec: Spec, nan: str = "error") -> Codec:
         integral=is_integral(source.dtype),
         boolean=source.dtype == torch.bool,
     )
-    return spec.fit(sample, summary)
+    return known(spec.fit(sample, summary).shaped(source.tail))
 
 
 def encode(source: RowSource, codec: Codec, nan: str = "error") -> tuple[Tensor, Errors]:

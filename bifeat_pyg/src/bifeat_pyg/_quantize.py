@@ -55,7 +55,7 @@ def quantize(
     check_nan(nan)
     if not isinstance(data, (Data, HeteroData)):
         raise FeatureError(f"data must be a Data or HeteroData; got {type(data).__name__}")
-    names = names_of(attrs)
+    names: tuple[str, ...] = names_of(attrs)
     out = copy.copy(data)
     for name in names:
         holders = [store for store in out.stores if name in store]
@@ -71,7 +71,7 @@ def quantize(
             store[name] = table.codes
             store[name + SUFFIX] = table.codec
     if keep is not None:
-        kept = {*names, *keep, *_STRUCTURE} | {name + SUFFIX for name in names}
+        kept = set(keep).union(names, (name + SUFFIX for name in names), _STRUCTURE)
         for store in out.stores:
             for key in [key for key in store if key not in kept]:
                 del store[key]

@@ -43,7 +43,7 @@ class PackedTable:
         """Returns the table of a source, read twice: to fit, and to encode."""
         codec = learn(source, spec, nan)
         codes, errors = encode(source, codec, nan)
-        return cls(codes, codec.shaped(source.tail), source.dtype, errors)
+        return cls(codes, codec, source.dtype, errors)
 
     @property
     def rows(self) -> int:

@@ -126,7 +126,6 @@ class Codec(ABC):
             digest.update(name.encode())
             digest.update(self.params[name].reshape(-1).view(torch.uint8).numpy().tobytes())
         self.fingerprint = digest.hexdigest()[:32]
-        _KNOWN.setdefault(self.fingerprint, self)
 
     def shaped(self, tail: tuple[int, ...]) -> Self:
         """Returns this codec for rows of another shape with as many values; () for scalars."""
@@ -137,7 +136,7 @@ class Codec(ABC):
         other.__dict__.update(self.__dict__)
         other.tail = tail
         other.fingerprint = hashlib.sha256(f"{self.fingerprint} {tail}".encode()).hexdigest()[:32]
-        return _KNOWN.setdefault(other.fingerprint, other)  # type: ignore[return-value]
+        return other
 
     @property
     @abstractmethod
@@ -226,6 +225,15 @@ class Codec(ABC):
         return self
 
 
+def known(codec: Codec) -> Codec:
+    """Returns the one object that stands for all codecs equal to this one.
+
+    So device copies are shared, and the name that a worker sends finds a codec as long as anybody
+    holds an equal one.
+    """
+    return _KNOWN.setdefault(codec.fingerprint, codec)
+
+
 def _known(fingerprint: str) -> Codec:
     try:
         return _KNOWN[fingerprint]
@@ -239,9 +247,7 @@ def _known(fingerprint: str) -> Codec:
 def _rebuild(
     spec: Spec, columns: int, params: Mapping[str, Tensor], tail: tuple[int, ...]
 ) -> Codec:
-    codec = spec.restore(columns, params).shaped(tail)
-    # One object for equal codecs, so that device copies are shared.
-    return _KNOWN.get(codec.fingerprint, codec)
+    return known(spec.restore(columns, params).shaped(tail))
 
 
 def require(
