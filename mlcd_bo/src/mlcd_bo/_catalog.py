@@ -145,6 +145,35 @@ class Catalog(Mapping[str, InstanceType]):
 
         return catalog_from_csv(path, counts)
 
+    @classmethod
+    def aws(
+        cls,
+        names: Iterable[str] | None = None,
+        *,
+        counts: Iterable[int] | Mapping[str, Iterable[int]] | None = None,
+        prices: str | PathLike[str] | None = None,
+        described: Iterable[Mapping[str, Any]] | None = None,
+    ) -> "Catalog":
+        """Returns a catalogue of AWS instance types.
+
+        Sizes of 84 common types are bundled, with on-demand list prices of us-east-1 and the
+        date they are of (`dated`). List prices change: for a real decision give your own.
+
+        Args:
+            names: which types; None takes all that have a size and a price.
+            counts: as in `Catalog`.
+            prices: a CSV file with the columns ``name``, ``price`` and optional ``spot_price``,
+                and an optional first line ``# dated: ...``.
+            described: entries of EC2's DescribeInstanceTypes, for sizes of other types:
+                ``client.describe_instance_types()["InstanceTypes"]``.
+
+        Raises:
+            CatalogError: a type has no known size or price, or a file cannot be read.
+        """
+        from ._catalog_aws import aws_catalog
+
+        return aws_catalog(names, counts, prices, described)
+
     def __getitem__(self, name: str) -> InstanceType:
         return self._types[name]
 

@@ -19,7 +19,7 @@ def catalog_from_yaml(path: str | PathLike[str]) -> Catalog:
     """Returns the catalogue of a YAML file: ``types``, and optional ``counts`` and ``dated``."""
     label = f"catalogue {str(path)!r}"
     try:
-        content = yaml.safe_load(_read(path))
+        content = yaml.safe_load(read_text(path))
     except yaml.YAMLError as problem:
         raise CatalogError(f"{label} is not YAML: {problem}") from problem
     if not isinstance(content, dict) or not isinstance(content.get("types"), list):
@@ -52,7 +52,7 @@ def catalog_from_csv(
 ) -> Catalog:
     """Returns the catalogue of a CSV file with the columns of `InstanceType`; empty is unset."""
     label = f"catalogue {str(path)!r}"
-    reader = csv.DictReader(_read(path).splitlines())
+    reader = csv.DictReader(read_text(path).splitlines())
     if not {"name", "price"} <= set(reader.fieldnames or ()):
         raise CatalogError(f"{label} needs the columns name and price, got {reader.fieldnames}")
     types = []
@@ -60,12 +60,13 @@ def catalog_from_csv(
         where = f"{label} line {line}"
         if None in row or None in row.values():
             raise CatalogError(f"{where} does not have as many cells as the header")
-        fields: dict[str, Any] = {k: _cell(where, k, v) for k, v in row.items() if v.strip()}
+        fields: dict[str, Any] = {k: cell(where, k, v) for k, v in row.items() if v.strip()}
         types.append(_instance_type(where, fields))
     return Catalog(types, counts)
 
 
-def _read(path: str | PathLike[str]) -> str:
+def read_text(path: str | PathLike[str]) -> str:
+    """Returns the text of a file, or raises a CatalogError that names it."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as problem:
@@ -82,7 +83,8 @@ def _instance_type(where: str, fields: Mapping[str, Any]) -> InstanceType:
     return InstanceType(**{**fields, "name": str(fields["name"])})
 
 
-def _cell(where: str, column: str, text: str) -> str | float | int:
+def cell(where: str, column: str, text: str) -> Any:
+    """Returns the value of a CSV cell: text for names, numbers otherwise."""
     text = text.strip()
     if column in _STRINGS:
         return text

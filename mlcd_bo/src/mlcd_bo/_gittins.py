@@ -117,7 +117,7 @@ class Gittins:
         cost = cost + _SLACK_PRICE * float(worth[held]) * now * eaten
         cost = cost + _MISS * value * np.maximum(now - later, 0.0) * (1.0 - own)
         # Opening a box that cannot be kept reveals nothing of use: its cost is per chance.
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", over="ignore"):
             return np.asarray(np.maximum(cost, _TINY) / own)
 
     def _first(self, s: Situation, allowed: NDArray[np.bool_]) -> int:

@@ -25,16 +25,28 @@ class Ledger:
     deadline: float
 
     @classmethod
-    def of(cls, scenario: Scenario, trials: Sequence[Trial]) -> "Ledger":
-        """Returns the ledger after `trials`."""
+    def of(
+        cls,
+        scenario: Scenario,
+        trials: Sequence[Trial],
+        lost: Sequence[tuple[float, float]] = (),
+    ) -> "Ledger":
+        """Returns the ledger after `trials`.
+
+        Args:
+            scenario: the limits.
+            trials: what was tried.
+            lost: hours and dollars of trials that were cut short with the search itself.
+        """
         longest: dict[tuple[str, int], float] = {}
         for index, trial in enumerate(trials):
             # A trial without a batch is alone in one.
             batch = ("alone", index) if trial.batch is None else ("batch", trial.batch)
             longest[batch] = max(longest.get(batch, 0.0), trial.observation.seconds)
         return cls(
-            hours=sum(longest.values()) / 3600,
-            dollars=sum(trial.observation.dollars for trial in trials),
+            hours=sum(longest.values()) / 3600 + sum(hours for hours, _ in lost),
+            dollars=sum(trial.observation.dollars for trial in trials)
+            + sum(dollars for _, dollars in lost),
             budget=float("inf") if scenario.budget is None else scenario.budget,
             deadline=float("inf") if scenario.deadline is None else scenario.deadline,
         )

@@ -79,9 +79,13 @@ class ScalingModel:
 
     def _variances(self) -> Array:
         """Returns the diagonal of `parts` of all deployments, shape P x N."""
-        rows = range(len(self.features.count))
-        single = [self.features.take(np.array([row])) for row in rows]
-        return np.stack([self.parts(one, one)[:, 0, 0] for one in single], axis=1)
+        n = len(self.features.count)
+        # Square blocks along the diagonal: the whole square of a large space would not fit.
+        blocks = [
+            self.features.take(np.arange(start, min(start + 128, n))) for start in range(0, n, 128)
+        ]
+        diagonals = [np.diagonal(self.parts(b, b), axis1=1, axis2=2) for b in blocks]
+        return np.concatenate(diagonals, axis=1)
 
     def _mixture(
         self, rows: NDArray[np.int64], values: Array, noise: Array

@@ -1,15 +1,26 @@
 """The search itself: ask for a trial, tell its outcome, recommend; or `run` it all."""
 
 import math
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ._check import positive_int
-from ._errors import InvalidInput, NoFeasibleDeployment, NothingObserved, ProfilingFailed
+from ._errors import (
+    InvalidInput,
+    NoFeasibleDeployment,
+    NothingObserved,
+    ProfilingFailed,
+    StoreError,
+)
 from ._explain import estimate_of, reason_for
 from ._job import Job
 from ._ledger import Ledger
@@ -19,12 +30,14 @@ from ._recommendation import Recommendation
 from ._scenario import Scenario
 from ._situation import Situation
 from ._space import Deployment, SearchSpace
+from ._store import Store, check_same, search_fields, space_of, trial_of
 from ._strategies import strategy_named
 from ._trial import Limits, Observation, Profiler, Trial, TrialCost
 
 # A recommendation less likely than this to keep the limit is reported as none at all.
 _LEAST_CHANCE = 0.3
 _FAILURES_IN_A_ROW = 2
+_HEARTBEAT_S = 1.0
 
 
 class DeploymentOptimizer:
@@ -36,12 +49,14 @@ class DeploymentOptimizer:
         job: how much work there is.
         strategy: ``"gittins"`` (see `mlcd_bo.strategies` for the names).
         seed: for strategies that draw by chance.
+        store: a file in which everything is kept as it happens, to `resume` from.
         trial_cost: most seconds a trial of a deployment may last; `run` takes the profiler's
             own `trial_seconds` where it has one.
 
     Raises:
         InvalidInput: an argument is of the wrong kind, or a limit is below the cheapest trial.
         UnknownName: no such strategy.
+        StoreError: the store cannot be used, or holds another search.
 
     Example:
         >>> import mlcd_bo as mlcd
@@ -61,6 +76,7 @@ class DeploymentOptimizer:
         job: Job,
         strategy: str = "gittins",
         seed: int = 0,
+        store: str | PathLike[str] | None = None,
         *,
         trial_cost: Callable[[Deployment], float] | None = None,
     ) -> None:
@@ -81,7 +97,62 @@ class DeploymentOptimizer:
         self._model = ScalingModel(space) if self._decider.model == "scaling" else PlainModel(space)
         self._rate = np.array([d.price_per_hour for d in space])
         self._stop_reason = ""
+        self._lost: list[tuple[float, float]] = []
         self._plan_trials(trial_cost or TrialCost())
+        self._store = None if store is None else Store(store)
+        if self._store is not None:
+            self._store.begin(search_fields(space, scenario, job, strategy, self.seed))
+            if self._store.trials():
+                raise StoreError(
+                    f"store {str(store)!r} already holds trials of this search; go on with "
+                    "DeploymentOptimizer.resume(store), or give another path"
+                )
+
+    @classmethod
+    def resume(
+        cls,
+        store: str | PathLike[str],
+        space: SearchSpace | None = None,
+        *,
+        accept_prices: bool = False,
+        trial_cost: Callable[[Deployment], float] | None = None,
+    ) -> "DeploymentOptimizer":
+        """Returns the search kept in `store`, ready for the same next `ask`.
+
+        A trial that was under way when its process died is charged for as long as it is known
+        to have run, and may be tried again.
+
+        Args:
+            store: the file given as `store` when the search was begun.
+            space: today's search space; None takes the kept one.
+            accept_prices: go on although prices or sizes in `space` are not the kept ones;
+                trials keep what they cost.
+            trial_cost: as in the constructor; it is not kept.
+
+        Raises:
+            StoreError: there is no search in it, or it cannot be read.
+            CatalogChanged: `space` is not the kept one.
+        """
+        if not Path(store).is_file():
+            raise StoreError(f"store {str(store)!r} is not there; give the file of a search")
+        file = Store(store)
+        content = file.content()
+        if content is None:
+            raise StoreError(f"store {str(store)!r} holds no search")
+        if space is not None:
+            check_same(content, space, accept_prices)
+        search = cls(
+            space_of(content) if space is None else space,
+            Scenario(**content["scenario"]),
+            Job(**content["job"]),
+            content["strategy"],
+            content["seed"],
+            trial_cost=trial_cost,
+        )
+        search.trials = [trial_of(search.space[row], kept) for row, kept in file.trials()]
+        search._lost = file.lost(search._rate.tolist())
+        search._store = file
+        return search
 
     def _plan_trials(self, trial_cost: Callable[[Deployment], float]) -> None:
         seconds = np.array([float(trial_cost(d)) for d in self.space])
@@ -109,7 +180,7 @@ class DeploymentOptimizer:
     @property
     def ledger(self) -> Ledger:
         """What has been spent on trials, and what is left of the limits."""
-        return Ledger.of(self.scenario, self.trials)
+        return Ledger.of(self.scenario, self.trials, self._lost)
 
     @property
     def work_left(self) -> float:
@@ -147,7 +218,11 @@ class DeploymentOptimizer:
         """
         if not isinstance(trial, Trial):
             raise InvalidInput(f"trial must be a Trial, got {type(trial).__name__}")
-        self.space.position(trial.deployment)
+        row = self.space.position(trial.deployment)
+        if trial.price_per_hour is None:
+            trial = replace(trial, price_per_hour=trial.deployment.price_per_hour)
+        if self._store is not None:
+            self._store.add(row, trial)
         self.trials.append(trial)
 
     def recommend(self) -> Recommendation:
@@ -203,18 +278,39 @@ class DeploymentOptimizer:
         planned = getattr(profiler, "trial_seconds", None)
         if planned is not None:
             self._plan_trials(planned)
-        with ThreadPoolExecutor(parallel, "mlcd-trial") as pool:
-            while chosen := self.ask(parallel):
-                limits = [self._limits(deployment) for deployment in chosen]
-                began = time.time()
-                outcomes = list(pool.map(profiler.profile, chosen, limits))
-                batch = len(self.trials)
-                for deployment, outcome in zip(chosen, outcomes, strict=True):
-                    trial = Trial(deployment, outcome, batch, deployment.price_per_hour, began)
-                    self.tell(trial)
-                    if on_trial is not None:
-                        on_trial(trial)
+        while chosen := self.ask(parallel):
+            began, batch = time.time(), len(self.trials)
+            limits = [self._limits(deployment) for deployment in chosen]
+            with self._kept_alive(chosen, batch, began):
+                outcomes = _side_by_side(profiler, chosen, limits)
+            for deployment, outcome in zip(chosen, outcomes, strict=True):
+                trial = Trial(deployment, outcome, batch, deployment.price_per_hour, began)
+                self.tell(trial)
+                if on_trial is not None:
+                    on_trial(trial)
         return self.recommend()
+
+    @contextmanager
+    def _kept_alive(self, chosen: Sequence[Deployment], batch: int, began: float) -> Iterator[None]:
+        """Writes to the store that these trials run, and every second that they still do."""
+        store = self._store
+        if store is None:
+            yield
+            return
+        store.start([self.space.position(d) for d in chosen], batch, began)
+        ended = threading.Event()
+
+        def beat() -> None:
+            while not ended.wait(_HEARTBEAT_S):
+                store.alive(time.time())
+
+        thread = threading.Thread(target=beat, name="mlcd-alive", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
 
     def _limits(self, deployment: Deployment) -> Limits:
         """Returns how long to profile: not on, once a deployment is surely worse than the best."""
@@ -356,3 +452,13 @@ class DeploymentOptimizer:
 
 def _words(observation: Observation) -> str:
     return f"{observation.status}: {observation.detail or 'no detail'}"
+
+
+def _side_by_side(
+    profiler: Profiler, deployments: Sequence[Deployment], limits: Sequence[Limits]
+) -> list[Observation]:
+    if len(deployments) == 1:
+        # No thread: an interrupt then reaches the profiler, which ends its trial.
+        return [profiler.profile(deployments[0], limits[0])]
+    with ThreadPoolExecutor(len(deployments), "mlcd-trial") as pool:
+        return list(pool.map(profiler.profile, deployments, limits))

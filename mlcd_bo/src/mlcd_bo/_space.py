@@ -113,9 +113,37 @@ class SearchSpace(Sequence[Deployment]):
             raise CatalogError(
                 "no deployment is left: every count lies above its type's max_count or quota"
             )
+        self._number()
+
+    @classmethod
+    def of(cls, catalog: Catalog, deployments: Iterable[Deployment]) -> "SearchSpace":
+        """Returns the space of just these deployments, in the order given.
+
+        Args:
+            catalog: the instance types, prices included.
+            deployments: at least one, each of a type of the catalogue.
+
+        Raises:
+            InvalidInput: none is given, one is given twice, or its type is not in the catalogue.
+        """
+        space = cls.__new__(cls)
+        space.catalog = catalog
+        space._deployments = list(deployments)
+        for deployment in space._deployments:
+            kind = deployment.instance_type
+            if catalog.get(kind.name) != kind:
+                raise InvalidInput(f"{deployment} is of a type that is not in the catalogue")
+        if not space._deployments:
+            raise InvalidInput("deployments is empty; give at least one")
+        space._number()
+        return space
+
+    def _number(self) -> None:
         self._index = {d: i for i, d in enumerate(self._deployments)}
         if len(self._index) != len(self._deployments):
-            raise InvalidInput("knobs lists one value twice; give each value once")
+            raise InvalidInput(
+                "a deployment is listed twice; give each knob value and each deployment once"
+            )
 
     def __len__(self) -> int:
         return len(self._deployments)

@@ -1,0 +1,250 @@
+"""Where a search is kept: SQLite, and the same events as JSON lines for people and other tools.
+
+Every event is on disk before the search goes on: the start of a trial, signs of life while it
+runs, its outcome. A process killed at any point loses nothing but the trial it was in, and what
+that trial is known to have run is charged.
+"""
+
+import json
+import math
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ._catalog import Catalog, InstanceType
+from ._errors import CatalogChanged, StoreError
+from ._job import Job
+from ._scenario import Scenario
+from ._space import Deployment, SearchSpace
+from ._trial import Observation, Trial
+
+_FORMAT = 1
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS search (id INTEGER PRIMARY KEY CHECK (id = 1), content TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS running (
+    row INTEGER PRIMARY KEY, batch INTEGER NOT NULL, began REAL NOT NULL, alive REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS lost (hours REAL NOT NULL, dollars REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS trial (
+    number INTEGER PRIMARY KEY, deployment INTEGER NOT NULL, content TEXT NOT NULL);
+"""
+
+
+class Store:
+    """The file of one search.
+
+    Args:
+        path: the SQLite file, made if it is not there; the JSON lines lie beside it, with
+            ``.jsonl`` added to the name.
+
+    Raises:
+        StoreError: the file cannot be opened, or is not a store of this format.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.lines = self.path.with_name(self.path.name + ".jsonl")
+        with self._open() as database:
+            database.executescript(_SCHEMA)
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        try:
+            with closing(sqlite3.connect(self.path, timeout=30.0)) as database:
+                # Full: an outcome that was paid for survives a power cut, too.
+                database.execute("PRAGMA synchronous = FULL")
+                with database:
+                    yield database
+        except sqlite3.Error as problem:
+            raise StoreError(
+                f"store {str(self.path)!r} cannot be used: {problem}; give another path, or free "
+                "the file or the disk"
+            ) from problem
+
+    def _note(self, event: str, **fields: Any) -> None:
+        line = json.dumps({"event": event, **fields}, allow_nan=False)
+        try:
+            with open(self.lines, "a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        except OSError as problem:
+            raise StoreError(f"{str(self.lines)!r} cannot be written: {problem}") from problem
+
+    def begin(self, content: Mapping[str, Any]) -> None:
+        """Keeps what the search is, once.
+
+        Raises:
+            StoreError: another search is kept there already.
+        """
+        kept = self.content()
+        if kept is None:
+            with self._open() as database:
+                database.execute("INSERT INTO search VALUES (1, ?)", [_dump(content)])
+            self._note("search", **content)
+        elif kept != json.loads(_dump(content)):
+            raise StoreError(
+                f"store {str(self.path)!r} holds another search; go on with it by "
+                "DeploymentOptimizer.resume(store), or give another path"
+            )
+
+    def content(self) -> dict[str, Any] | None:
+        """Returns what the search is, or None if none was begun."""
+        with self._open() as database:
+            row = database.execute("SELECT content FROM search").fetchone()
+        if row is None:
+            return None
+        content: dict[str, Any] = json.loads(row[0])
+        if content.get("format") != _FORMAT:
+            raise StoreError(
+                f"store {str(self.path)!r} has format {content.get('format')!r}, this version "
+                f"reads {_FORMAT}"
+            )
+        return content
+
+    def start(self, rows: list[int], batch: int, began: float) -> None:
+        """Keeps that trials of these deployments have begun, before they cost anything."""
+        with self._open() as database:
+            database.executemany(
+                "INSERT OR REPLACE INTO running VALUES (?, ?, ?, ?)",
+                [(row, batch, began, began) for row in rows],
+            )
+        self._note("start", deployments=rows, batch=batch, began=began)
+
+    def alive(self, now: float) -> None:
+        """Keeps that the trials under way were still running at this Unix time."""
+        with self._open() as database:
+            database.execute("UPDATE running SET alive = ?", [now])
+
+    def lost(self, rate: Sequence[float]) -> list[tuple[float, float]]:
+        """Returns hours and dollars of every trial that ended with the process that ran it.
+
+        Trials still marked as running are taken to be lost: the search that ran them is gone.
+        They are charged from their begin to their last sign of life; of those that ran side by
+        side, the hours count once.
+
+        Args:
+            rate: dollars per hour of each deployment.
+        """
+        with self._open() as database:
+            found = database.execute("SELECT row, began, alive FROM running ORDER BY row")
+            cut = [(row, (alive - began) / 3600) for row, began, alive in found]
+            if cut:
+                hours = max(hours for _, hours in cut)
+                dollars = sum(hours * rate[row] for row, hours in cut)
+                database.execute("INSERT INTO lost VALUES (?, ?)", [hours, dollars])
+                database.execute("DELETE FROM running")
+        if cut:
+            self._note("lost", deployments=[row for row, _ in cut], hours=hours, dollars=dollars)
+        with self._open() as database:
+            return [tuple(row) for row in database.execute("SELECT hours, dollars FROM lost")]
+
+    def add(self, row: int, trial: Trial) -> None:
+        """Keeps the outcome of a trial."""
+        content = trial_fields(trial)
+        with self._open() as database:
+            database.execute(
+                "INSERT INTO trial (deployment, content) VALUES (?, ?)", [row, _dump(content)]
+            )
+            database.execute("DELETE FROM running WHERE row = ?", [row])
+        self._note("trial", number=row, **content)
+
+    def trials(self) -> list[tuple[int, dict[str, Any]]]:
+        """Returns every kept outcome with its deployment's place in the space, in order."""
+        with self._open() as database:
+            found = database.execute("SELECT deployment, content FROM trial ORDER BY number")
+            return [(row, json.loads(content)) for row, content in found]
+
+
+def search_fields(
+    space: SearchSpace, scenario: Scenario, job: Job, strategy: str, seed: int
+) -> dict[str, Any]:
+    """Returns what a search is, as plain values that JSON can hold."""
+    types = list(dict.fromkeys(d.instance_type for d in space))
+    return {
+        "format": _FORMAT,
+        "types": [{k: v for k, v in asdict(kind).items() if v is not None} for kind in types],
+        "dated": space.catalog.dated,
+        "deployments": [
+            [d.instance_type.name, d.count, d.spot, [list(k) for k in d.knobs]] for d in space
+        ],
+        "scenario": asdict(scenario),
+        "job": {
+            "total_steps": job.total_steps,
+            "total_samples": job.total_samples,
+            "script": None if job.script is None else os.fspath(job.script),
+            "args": list(job.args),
+            "checkpoint": None if job.checkpoint is None else os.fspath(job.checkpoint),
+            "batch_policy": job.batch_policy,
+        },
+        "strategy": strategy,
+        "seed": seed,
+    }
+
+
+def space_of(content: Mapping[str, Any]) -> SearchSpace:
+    """Returns the search space that was kept."""
+    kinds = {fields["name"]: InstanceType(**fields) for fields in content["types"]}
+    deployments = [
+        Deployment(kinds[name], count, spot, tuple((k, v) for k, v in knobs))
+        for name, count, spot, knobs in content["deployments"]
+    ]
+    return SearchSpace.of(Catalog(kinds.values(), dated=content["dated"]), deployments)
+
+
+def check_same(kept: Mapping[str, Any], space: SearchSpace, accept_prices: bool) -> None:
+    """Refuses a space other than the kept one.
+
+    Raises:
+        CatalogChanged: deployments differ, or prices or sizes do and are not accepted.
+    """
+    now = search_fields(space, Scenario.fastest(), Job(total_samples=1), "", 0)
+    if now["deployments"] != kept["deployments"]:
+        raise CatalogChanged(
+            "the search space has other deployments than the store; resume with the same "
+            "types and counts, or begin a new store"
+        )
+    changed = [
+        f"{a['name']}.{field}: {a.get(field)} -> {b.get(field)}"
+        for a, b in zip(kept["types"], now["types"], strict=True)
+        for field in sorted(set(a) | set(b))
+        if a.get(field) != b.get(field)
+    ]
+    if changed and not accept_prices:
+        raise CatalogChanged(
+            f"the catalogue has changed since the store was begun ({'; '.join(changed[:5])}); "
+            "say accept_prices=True to go on with the new one (trials keep what they cost)"
+        )
+
+
+def trial_fields(trial: Trial) -> dict[str, Any]:
+    """Returns a trial as plain values; NaN becomes None."""
+    seen = asdict(trial.observation)
+    return {
+        "deployment": trial.deployment.key,
+        "price_per_hour": trial.price_per_hour,
+        "batch": trial.batch,
+        "began": trial.began,
+        "observation": {
+            k: None if isinstance(v, float) and math.isnan(v) else v for k, v in seen.items()
+        },
+    }
+
+
+def trial_of(deployment: Deployment, content: Mapping[str, Any]) -> Trial:
+    """Returns the trial of `trial_fields`."""
+    seen = dict(content["observation"])
+    for name in ("speed", "speed_sem"):
+        seen[name] = math.nan if seen[name] is None else seen[name]
+    return Trial(
+        deployment,
+        Observation(**seen),
+        content["batch"],
+        content["price_per_hour"],
+        content["began"],
+    )
+
+
+def _dump(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, allow_nan=False)

@@ -1,0 +1,195 @@
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import mlcd_bo as mlcd
+from tests.mlcd_bo.worlds import World, two_types
+
+ROOT = Path(__file__).parents[2]
+JOB = mlcd.Job(total_samples=1000 * 3600 * 8, script="train.py", args=("--x", "1"))
+SCENARIO = mlcd.Scenario.cheapest_by(deadline=20.0)
+
+
+def world():
+    return World(two_types(), bumps={"big x2": 0.4, "small x4": -0.2})
+
+
+def begun(path, **options):
+    return mlcd.DeploymentOptimizer(two_types(), SCENARIO, JOB, store=path, **options)
+
+
+def test_resume_asks_the_same_after_every_trial(tmp_path):
+    path = tmp_path / "search.db"
+    here = world()
+    search = begun(path, trial_cost=here.trial_seconds)
+    while chosen := search.ask():
+        search.tell(mlcd.Trial(chosen[0], here.profile(chosen[0], mlcd.Limits()), began=5.0))
+        again = mlcd.DeploymentOptimizer.resume(path, trial_cost=here.trial_seconds)
+        assert again.trials == search.trials
+        assert again.ask() == search.ask()
+        assert again.ask(3) == search.ask(3)
+        assert again.ledger == search.ledger
+        assert (again.scenario, again.job, again.strategy) == (SCENARIO, JOB, "gittins")
+    assert again.recommend() == search.recommend()
+
+
+@pytest.mark.parametrize("strategy", ["random", "convbo"])
+def test_chance_is_the_same_after_a_resume(tmp_path, strategy):
+    path = tmp_path / "search.db"
+    here = world()
+    search = begun(path, strategy=strategy, seed=7)
+    (first,) = search.ask()
+    search.tell(mlcd.Trial(first, here.profile(first, mlcd.Limits())))
+    assert mlcd.DeploymentOptimizer.resume(path).ask() == search.ask()
+
+
+def test_failures_and_knobs_survive(tmp_path):
+    path = tmp_path / "search.db"
+    kinds = [mlcd.InstanceType("s", 1.0, spot_price=0.3), mlcd.InstanceType("o", 2.0, gpus=2)]
+    space = mlcd.SearchSpace(
+        mlcd.Catalog(kinds, dated="today"), [2, 3], spot=True, knobs={"batch": [32, 64]}
+    )
+    search = mlcd.DeploymentOptimizer(space, mlcd.Scenario.fastest(), JOB, store=path)
+    search.tell(mlcd.Trial(space[1], mlcd.Observation.failed("oom", 9.0, 0.5, "why"), batch=0))
+    search.tell(mlcd.Trial(space[2], mlcd.Observation(3.0, 0.1, 9.0, 0.5, work_done=4.0), batch=0))
+    again = mlcd.DeploymentOptimizer.resume(path)
+    assert list(again.space) == list(space)
+    assert again.space.catalog.dated == "today"
+    assert again.trials[0].observation.detail == "why"
+    assert again.trials[0].observation.status == "oom"
+    assert again.trials[1] == mlcd.Trial(
+        space[2], search.trials[1].observation, 0, space[2].price_per_hour
+    )
+    assert again.work_left == JOB.work - 4.0
+
+
+def test_json_lines_tell_the_same_story(tmp_path):
+    path = tmp_path / "search.db"
+    here = world()
+    search = begun(path)
+    search.run(here)
+    events = [json.loads(line) for line in (tmp_path / "search.db.jsonl").read_text().splitlines()]
+    assert events[0]["event"] == "search"
+    told = [e for e in events if e["event"] == "trial"]
+    assert [e["deployment"] for e in told] == [d.key for d in here.seen]
+    assert all(e["price_per_hour"] > 0 for e in told)
+    assert all(e["began"] > 1e9 for e in told)
+    assert [e["event"] for e in events[1:]] == ["start", "trial"] * len(told)
+
+
+def test_an_interrupted_trial_is_charged_and_may_be_tried_again(tmp_path):
+    path = tmp_path / "search.db"
+    search = begun(path)
+    (first,) = search.ask()
+    row = search.space.position(first)
+    search._store.start([row], 0, 1000.0)
+    search._store.alive(1000.0 + 360.0)
+    again = mlcd.DeploymentOptimizer.resume(path)
+    assert again.ledger.hours == pytest.approx(0.1)
+    assert again.ledger.dollars == pytest.approx(0.1 * first.price_per_hour)
+    assert again.ask() == [first]
+    # Charged once, however often it is resumed.
+    assert mlcd.DeploymentOptimizer.resume(path).ledger == again.ledger
+
+
+def test_a_changed_catalogue_is_refused_unless_accepted(tmp_path):
+    path = tmp_path / "search.db"
+    here = world()
+    search = begun(path)
+    search.tell(mlcd.Trial(here.space[0], here.profile(here.space[0], mlcd.Limits())))
+    spent = search.ledger.dollars
+    kinds = [mlcd.InstanceType("small", 0.7, vcpus=4), mlcd.InstanceType("big", 1.6, vcpus=16)]
+    dearer = mlcd.SearchSpace(mlcd.Catalog(kinds), [1, 2, 4, 8])
+    with pytest.raises(mlcd.CatalogChanged, match=r"small.price: 0.5 -> 0.7.*accept_prices"):
+        mlcd.DeploymentOptimizer.resume(path, dearer)
+    again = mlcd.DeploymentOptimizer.resume(path, dearer, accept_prices=True)
+    assert again.ledger.dollars == spent
+    assert again.trials[0].price_per_hour == 0.5
+    assert again.trials[0].deployment.price_per_hour == 0.7
+    fewer = mlcd.SearchSpace(mlcd.Catalog(kinds), [1, 2])
+    with pytest.raises(mlcd.CatalogChanged, match="other deployments"):
+        mlcd.DeploymentOptimizer.resume(path, fewer, accept_prices=True)
+
+
+def test_stores_are_not_mixed_up(tmp_path):
+    path = tmp_path / "search.db"
+    search = begun(path)
+    search.tell(mlcd.Trial(search.space[0], mlcd.Observation(1.0, 0.0, 1.0, 1.0)))
+    with pytest.raises(mlcd.StoreError, match="already holds trials"):
+        begun(path)
+    with pytest.raises(mlcd.StoreError, match="another search"):
+        begun(path, seed=1)
+    with pytest.raises(mlcd.StoreError, match="is not there"):
+        mlcd.DeploymentOptimizer.resume(tmp_path / "no.db")
+    (tmp_path / "bad.db").write_text("this is not a database, it is a text of some length")
+    with pytest.raises(mlcd.StoreError, match="cannot be used"):
+        mlcd.DeploymentOptimizer.resume(tmp_path / "bad.db")
+    with pytest.raises(mlcd.StoreError, match="cannot be used"):
+        begun(tmp_path / "no" / "such" / "folder.db")
+    sqlite3.connect(tmp_path / "empty.db").close()
+    (tmp_path / "empty.db").touch()
+    with pytest.raises(mlcd.StoreError, match="no search"):
+        mlcd.DeploymentOptimizer.resume(tmp_path / "empty.db")
+
+
+PROGRAM = """
+import sys, time
+import mlcd_bo as mlcd
+from tests.mlcd_bo.test_store import JOB, SCENARIO, begun, world
+
+class Slow(type(world())):
+    def profile(self, deployment, limits):
+        time.sleep(0.06)
+        return super().profile(deployment, limits)
+
+here = world()
+here.__class__ = Slow
+path = sys.argv[1]
+if sys.argv[2] == "begin":
+    search = begun(path)
+else:
+    search = mlcd.DeploymentOptimizer.resume(path)
+print("up", flush=True)
+best = search.run(here)
+print(best.deployment.key, len(search.trials), flush=True)
+"""
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("seed", [0, 1])
+def test_killed_at_any_point_a_resume_ends_the_same(tmp_path, seed):
+    straight = begun(tmp_path / "straight.db")
+    best = straight.run(world())
+    assert len(straight.trials) >= 3
+    delay = random.Random(seed)
+    path, first = tmp_path / "search.db", True
+    for _ in range(20):
+        mode = "begin" if first else "resume"
+        child = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(path), mode],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert child.stdout.readline() == "up\n"
+        first = False
+        time.sleep(delay.uniform(0.05, 0.3))
+        child.send_signal(signal.SIGKILL)
+        rest = child.stdout.read()
+        child.wait()
+        child.stdout.close()
+        if rest:
+            break
+    else:
+        again = mlcd.DeploymentOptimizer.resume(path)
+        rest = f"{again.run(world()).deployment.key} {len(again.trials)}"
+    assert rest.split() == f"{best.deployment.key} {len(straight.trials)}".split()
