@@ -158,7 +158,9 @@ class Scaler:
 
     def transform(self, matrix_KM: np.ndarray) -> np.ndarray:
         """Scaled metrics, same shape; NaN becomes 0, which is the median."""
-        z = (matrix_KM - np.asarray(self.centre)) / np.asarray(self.scale)
+        # Bounded first: a policy must not overflow on numbers that no check has seen.
+        bounded = np.clip(matrix_KM, -1e6, 1e6)
+        z = (bounded - np.asarray(self.centre)) / np.asarray(self.scale)
         known = np.nan_to_num(z, nan=0.0, posinf=3.0, neginf=-3.0)
         return np.asarray(np.clip(known, -3.0, 3.0))
 

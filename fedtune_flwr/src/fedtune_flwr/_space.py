@@ -113,7 +113,10 @@ class Log:
 
     def value(self, coordinate: float) -> float:
         """The number at a coordinate, clipped to the range."""
-        return min(max(math.exp(_clip(coordinate, self.bounds)), self.low), self.high)
+        low, high = self.bounds
+        if coordinate <= low:
+            return float(self.low)
+        return float(self.high) if coordinate >= high else math.exp(coordinate)
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,6 @@ _SIZE = NAMES.index("log-size")
 # Settings asked for at once, at least: they train together, which is most of the speed.
 _BATCH = 4
 _SHORT = 1 / 3
-_CONFIRM_SHARE = 0.3
 
 
 @dataclass(frozen=True)
@@ -151,6 +150,11 @@ class _Search:
         scaler = Scaler.fit(as_matrix(metrics))
         self.cube = PolicyCube(space, scaler, weight=options.weight)
         self.batch = max(_BATCH, options.budget // 8)
+        runs = max(2 * options.confirmations, int(0.3 * options.budget * options.emulations))
+        # Two of each kind where there is money for it; then one of each on more emulations.
+        self.finalists = 4 if runs >= 20 else 2
+        self.first = 3 if self.finalists == 4 else runs // 2
+        self.more = (runs - self.finalists * self.first) // 2
         self.batched = can_batch(emulator.task)
         self.trials: list[Trial] = []
         self.cost = 0.0
@@ -161,7 +165,8 @@ class _Search:
     def run(self, proposer: tuners.Tuner, name: str) -> TuneReport:
         options = self.options
         customize = options.customize and bool(self.cube.pairs)
-        search_budget = options.budget * (1 - _CONFIRM_SHARE)
+        runs = self.finalists * self.first + 2 * self.more
+        search_budget = options.budget - runs / options.emulations
         self._global_stage(proposer, 0.4 * search_budget if customize else search_budget)
         if customize:
             self._policy_stage(proposer, search_budget)
@@ -205,20 +210,19 @@ class _Search:
     def _finalists(self, customize: bool) -> list[Finalist]:
         plain = [
             Finalist(t.point, self.cube.policy(np.asarray(t.point), "global"))
-            for t in self._best(2 if customize else 4, customizes=False)
+            for t in self._best(self.finalists // (2 if customize else 1), customizes=False)
         ]
         if not customize:
             return plain
         best = self._best(1, customizes=True)[0]
         policy = self.cube.policy(np.asarray(best.point), "tuned")
         # Shrunk towards no customization: the best of many is partly the luckiest.
-        return [*plain, Finalist(best.point, policy), Finalist(best.point, policy.scaled(0.5))]
+        own = [Finalist(best.point, policy), Finalist(best.point, policy.scaled(0.5))]
+        return plain + own[: self.finalists // 2]
 
     def _confirm(self, finalists: list[Finalist]) -> tuple[Policy, Gain | None]:
         """Scores finalists on fresh emulations: all on a few, the best of each kind on more."""
-        affordable = int(_CONFIRM_SHARE * self.options.budget * self.options.emulations)
-        first = 3
-        more = max(self.options.confirmations - first, (affordable - first * len(finalists)) // 2)
+        first, more = self.first, self.more
         self._score_finalists(finalists, range(first))
         plain = [f for f in finalists if not f.policy.customizes]
         own = [f for f in finalists if f.policy.customizes]
