@@ -3,6 +3,7 @@
 import datetime as dt
 import subprocess
 import sys
+import warnings
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from sklearn.base import clone
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.tree import DecisionTreeClassifier
+from sklearn.utils.estimator_checks import check_estimator
 
 import kingpin_ray as kp
 from kingpin_ray import GroupedEstimator, Linear, Logistic, Ridge
@@ -295,8 +297,19 @@ def test_bad_data_is_refused_in_words(tmp_path: Any) -> None:
     model = fitted(frame)
     with pytest.raises(kp.MissingColumnError, match="'x2'"):
         model.predict(frame.drop(columns="x2"))
-    with pytest.raises(AttributeError, match="no predict_proba"):
+    with pytest.raises(AttributeError, match="predict_proba"):
         fitted(frame, Linear(), target="value").predict_proba(frame)
+
+
+@pytest.mark.parametrize("model", [Linear(), Ridge(), Logistic()], ids=repr)
+def test_scikit_learns_own_checks_pass(model: Any) -> None:
+    estimator = GroupedEstimator(model, plan="local", random_state=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some checks provoke convergence and conversion warnings
+        results = check_estimator(estimator, on_fail=None, on_skip=None)
+    failed = {r["check_name"]: str(r["exception"]) for r in results if r["status"] == "failed"}
+    assert not failed
+    assert len(results) > 50
 
 
 def test_small_data_never_imports_ray() -> None:

@@ -145,7 +145,7 @@ def screen(block: Block, task: Task) -> tuple[NDArray[Any], dict[int, str]]:
     floor = max(task.min_rows, 1, task.split.min_rows if task.split else 1)
     for g in np.flatnonzero(block.counts < floor):
         status[g] = "too_few_rows"
-        error[int(g)] = f"{block.counts[g]} rows, fewer than {floor}"
+        error[int(g)] = f"n_samples={block.counts[g]}, fewer than the {floor} it needs"
     if not task.model.accepts_missing and block.X.size and not np.isfinite(block.X.sum()):
         bad = ~np.isfinite(block.X).all(axis=1)
         count = np.bincount(block.group_of_row()[bad], minlength=block.n_groups)

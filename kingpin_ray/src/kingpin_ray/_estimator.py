@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from scipy.sparse import issparse
 from sklearn.base import BaseEstimator
 from sklearn.model_selection import ParameterGrid
+from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_array, check_is_fitted
 
 from kingpin_ray import _plan
@@ -46,6 +48,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kingpin_ray._served import Served
+
+
+def _predicts_classes(estimator: GroupedEstimator) -> bool:
+    try:
+        return as_model(estimator.model).classifier
+    except ParameterError:  # `fit` will say so
+        return False
+
 
 _ON_BAD = ("fallback", "skip", "raise")
 _FALLBACKS = ("global", "parent", None)
@@ -282,7 +292,7 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
                     waiting, written = [], time.monotonic()
         naming = Naming(run.layout.features, frame.classes)
         results, served = assemble(outcomes, frame.keys, task, naming)
-        if self.on_bad == "raise":
+        if self.on_bad == "raise" or not (run.layout.by or run.groups_apart):
             raise_bad(results, frame)
         if self.on_bad == "skip":
             served.skipped = served.slot < 0
@@ -332,6 +342,8 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
             return columns_of(read_paths(X, self._needed())), False
         if isinstance(X, (pa.Table, pa.RecordBatch)) or hasattr(X, "iloc"):
             return columns_of(X), False
+        if issparse(X):
+            raise InputError("sparse input is not supported; use X.toarray() where it fits memory")
         if isinstance(X, Mapping):
             return columns_of(X), False  # raises, naming what is allowed
         array = check_array(X, ensure_all_finite=False, dtype="numeric", estimator=self)
@@ -370,6 +382,12 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
         matrix = np.empty((data.n_rows, len(columns)))
         for j, column in enumerate(columns):
             matrix[:, j] = column
+        if not served.model.accepts_missing and not np.isfinite(matrix).all():
+            rows = int((~np.isfinite(matrix).all(axis=1)).sum())
+            raise InputError(
+                f"Input X contains NaN or infinity in {rows} of {data.n_rows} rows, which "
+                f"{type(served.model).__name__} cannot take; impute them or use GBDT"
+            )
         plain = [k.combine_chunks() if isinstance(k, pa.ChunkedArray) else k for k in keys]
         classes = served.naming.classes
         return served.predict(matrix, plain, 0 if classes is None else len(classes)), data
@@ -389,15 +407,12 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
         classes = self._served.naming.classes
         return raw if classes is None else classes[raw.argmax(axis=1)]
 
-    def _is_classifier(self) -> bool:
-        return as_model(self.model).classifier
-
     def __sklearn_tags__(self) -> Any:
         from sklearn.utils import ClassifierTags, RegressorTags
 
         tags = super().__sklearn_tags__()
         tags.target_tags.required = True
-        if self._is_classifier():
+        if _predicts_classes(self):
             tags.estimator_type = "classifier"
             tags.classifier_tags = ClassifierTags()
         else:
@@ -405,6 +420,7 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
             tags.regressor_tags = RegressorTags()
         return tags
 
+    @available_if(_predicts_classes)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any, groups: Any = None) -> NDArray[np.float64]:
         """Returns (N, K) probabilities in the order of `classes_`; classes a group never saw get 0.
 
@@ -412,8 +428,6 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
             AttributeError: the model is a regressor.
             UnknownGroupError: rows belong to groups without a model, and there is no fallback.
         """
-        if not self._is_classifier():
-            raise AttributeError(f"{self.model!r} is a regressor and has no predict_proba")
         return self._raw(X, groups)[0]
 
     def score(self, X: Any, y: Any = None, groups: Any = None) -> float:

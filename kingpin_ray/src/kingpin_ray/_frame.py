@@ -190,7 +190,12 @@ def target_classes(column: Any, name: Any) -> tuple[NDArray[np.int64], NDArray[A
     array = plain_column(column, str(name))
     if pa.types.is_floating(array.type):
         values = array.to_numpy(zero_copy_only=False)
-        known = values[np.isfinite(values)]
+        known = values[~np.isnan(values)]
+        if not np.isfinite(known).all():
+            raise UnsupportedColumnError(
+                f"target={name!r}: Input y contains infinity, which is no class; leave it out or "
+                "make it NaN, which is dropped and counted"
+            )
         if (known != np.round(known)).any():
             raise UnsupportedColumnError(
                 f"Unknown label type: target={name!r} is continuous, not classes; use a regression "

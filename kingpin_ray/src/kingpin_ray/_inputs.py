@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from sklearn.utils.validation import column_or_1d
 
 from kingpin_ray._errors import InputError
 
@@ -19,10 +20,11 @@ def one_column(values: Any, name: str) -> pa.Array:
     try:
         array = np.asarray(values)
         if array.ndim == 2 and array.shape[1] == 1:
-            array = array[:, 0]
-        if array.ndim != 1:
+            array = column_or_1d(array, warn=True)
+        elif array.ndim != 1:
             raise InputError(f"{name} has {array.ndim} dimensions; give one value for each row")
-        return pa.array(values if hasattr(values, "iloc") else array, from_pandas=True)
+        series = hasattr(values, "iloc") and array.ndim == getattr(values, "ndim", 1) == 1
+        return pa.array(values if series else array, from_pandas=True)
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise InputError(f"{name} holds values of several types: {error}") from error
 
