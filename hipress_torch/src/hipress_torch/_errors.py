@@ -7,6 +7,7 @@
     |   `-- UnknownCodecError              no codec of that name is installed
     |-- RegistrationError (ValueError)     the module or the state cannot take the hook
     |-- UnsupportedError (ValueError)      this dtype, device or backend is not handled
+    |-- ConformanceError (AssertionError)  a codec fails a check of the conformance suite
     |-- PlanError (ValueError)             a plan, profile or strategy is wrong
     |-- StateError (ValueError)            a state dict does not fit
     |-- MismatchError (RuntimeError)       ranks were started with different settings
@@ -34,6 +35,10 @@ class RegistrationError(HiPressError, ValueError):
 
 class UnsupportedError(HiPressError, ValueError):
     """This dtype, device or communication backend is not handled."""
+
+
+class ConformanceError(HiPressError, AssertionError):
+    """A codec fails a check of the conformance suite."""
 
 
 class PlanError(HiPressError, ValueError):

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from hipress_torch import _triton
 from hipress_torch._codec import Batch, Codec, Draw
 from hipress_torch._compll import _hashing, _reference
 from hipress_torch._compll._program import Program, trace
@@ -178,6 +179,11 @@ class ProgramCodec(Codec):
         kernels = _loader.find(self.program)
         return "torch" if kernels is None else kernels.instructions
 
+    def _kernels(self, device: torch.device) -> "_loader.Kernels | _triton.TritonKernels | None":
+        if device.type == "cpu":
+            return _loader.find(self.program)
+        return _triton.kernels(self.program) if device.type == "cuda" else None
+
     def encode(
         self,
         batch: Batch,
@@ -189,14 +195,14 @@ class ProgramCodec(Codec):
         stream: int,
     ) -> torch.Tensor:
         """Encodes with the compiled kernel where there is one; see :meth:`Codec.encode`."""
-        kernels = _loader.find(self.program) if grad.device.type == "cpu" else None
+        kernels = self._kernels(grad.device)
         if kernels is None:
             return super().encode(batch, grad, scale, residual, incoming, wire, stream)
         return kernels.encode(batch, grad, scale, residual, incoming, wire, stream, self._values)
 
     def decode(self, batch: Batch, wire: torch.Tensor, out: torch.Tensor) -> None:
         """Decodes with the compiled kernel where there is one; see :meth:`Codec.decode`."""
-        kernels = _loader.find(self.program) if out.device.type == "cpu" else None
+        kernels = self._kernels(out.device)
         if kernels is None:
             super().decode(batch, wire, out)
         else:

@@ -139,6 +139,1071 @@ HP_EXPORT void hp_299395215f67_decode(const uint8_t *in, float *out, const int64
 }
 
 
+/* tbq, 2 bits, blocks of 4096 */
+HP_EXPORT void hp_20fb3583f8c6_encode(const float *grad, float *residual, float scale,
+                             const uint8_t *incoming, int64_t stride, int64_t messages,
+                             uint8_t *out, const int64_t *table, int64_t segments,
+                             const float *options, uint64_t stream, int32_t *bad) {
+    float y[4096];
+    uint8_t code[4096 + 64];
+    (void)options;
+    (void)stream;
+    for (int64_t s = 0; s < segments; s++) {
+        const int64_t *t = table + HP_FIELDS * s;
+        const int64_t count = t[HP_COUNT], blocks = (count + 4096 - 1) / 4096;
+        uint8_t *const wire = out + t[HP_WIRE];
+
+        bad[s] = 0;
+        for (int64_t b = 0; b < blocks; b++) {
+            const int64_t first = b * 4096;
+            const int64_t m = count - first < 4096 ? count - first : 4096;
+            const int64_t place = 4 * 0 * blocks + first * 2 / 8;
+            const float *const g = grad + t[HP_GRAD] + first;
+            float *const r = residual ? residual + t[HP_RESIDUAL] + first : 0;
+            uint8_t *const bytes = wire + place;
+            float check = 0.0f;
+
+            if (r) {
+#pragma omp simd reduction(+ : check)
+                for (int64_t i = 0; i < m; i++) {
+                    y[i] = g[i] * scale + r[i];
+                    check += y[i] * 0.0f;
+                }
+            } else {
+#pragma omp simd reduction(+ : check)
+                for (int64_t i = 0; i < m; i++) {
+                    y[i] = g[i] * scale;
+                    check += y[i] * 0.0f;
+                }
+            }
+            for (int64_t w = 0; w < messages; w++) {
+                const uint8_t *const in = incoming + w * stride + t[HP_WIRE];
+                hp_unpack2(code, in + place, m);
+                {
+                    #pragma omp simd reduction(+ : check)
+                    for (int64_t i = 0; i < m; i++) {
+                        const float e1 = (float)code[i] - 0x1.0000000000000p+0f;
+                        const float e2 = e1 * options[0];
+                        y[i] += e2; check += y[i] * 0.0f;
+                    }
+                }
+            }
+            if (!(check == 0.0f)) {
+                bad[s] = 1;
+                memset(wire + 4 * 0 * b, 0, 4 * 0);
+                memset(bytes, 0, (size_t)((m * 2 + 7) / 8));
+                continue;
+            }
+            const float b1 = -options[0];
+            if (r) {
+#pragma omp simd
+            for (int64_t i = 0; i < m; i++) {
+                const float e2 = y[i];
+                const int e3 = options[0] < e2;
+                const int e4 = e2 < b1;
+                const float e5 = e4 ? 0x0.0p+0f : 0x1.0000000000000p+0f;
+                const float e6 = e3 ? 0x1.0000000000000p+1f : e5;
+                const int32_t c = (int32_t)(e6 > 0.0f ? (e6 < 0x1.8000000000000p+1f ? e6 : 0x1.8000000000000p+1f) : 0.0f);
+                code[i] = (uint8_t)c;
+                const float e7 = (float)c - 0x1.0000000000000p+0f;
+                const float e8 = e7 * options[0];
+                r[i] = y[i] - e8;
+            }
+            } else {
+#pragma omp simd
+            for (int64_t i = 0; i < m; i++) {
+                const float e9 = y[i];
+                const int e10 = options[0] < e9;
+                const int e11 = e9 < b1;
+                const float e12 = e11 ? 0x0.0p+0f : 0x1.0000000000000p+0f;
+                const float e13 = e10 ? 0x1.0000000000000p+1f : e12;
+                const int32_t c = (int32_t)(e13 > 0.0f ? (e13 < 0x1.8000000000000p+1f ? e13 : 0x1.8000000000000p+1f) : 0.0f);
+                code[i] = (uint8_t)c;
+            }
+            }
+            memset(code + m, 0, (size_t)((64 - m % 64) % 64));
+            hp_pack2(bytes, code, m);
+
+        }
+        const int64_t used = 4 * 0 * blocks + (count * 2 + 7) / 8;
+        memset(wire + used, 0, (size_t)((16 - used % 16) % 16));
+    }
+}
+
+HP_EXPORT void hp_20fb3583f8c6_decode(const uint8_t *in, float *out, const int64_t *table, int64_t segments,
+                             const float *options) {
+    uint8_t code[4096 + 64];
+    (void)options;
+    for (int64_t s = 0; s < segments; s++) {
+        const int64_t *t = table + HP_FIELDS * s;
+        const int64_t count = t[HP_COUNT], blocks = (count + 4096 - 1) / 4096;
+        const uint8_t *const wire = in + t[HP_WIRE], *const codes = wire + 4 * 0 * blocks;
+        for (int64_t b = 0; b < blocks; b++) {
+            const int64_t first = b * 4096;
+            const int64_t m = count - first < 4096 ? count - first : 4096;
+            float *const x = out + t[HP_GRAD] + first;
+            hp_unpack2(code, codes + first * 2 / 8, m);
+            #pragma omp simd
+            for (int64_t i = 0; i < m; i++) {
+                const float e1 = (float)code[i] - 0x1.0000000000000p+0f;
+                const float e2 = e1 * options[0];
+                x[i] = e2;
+            }
+        }
+    }
+}
+
+
+/* tbq, 2 bits, blocks of 4096 */
+HP_EXPORT void hp_fdcbc5bd61ff_encode(const float *grad, float *residual, float scale,
+                             const uint8_t *incoming, int64_t stride, int64_t messages,
+                             uint8_t *out, const int64_t *table, int64_t segments,
+                             const float *options, uint64_t stream, int32_t *bad) {
+    float y[4096];
+    uint8_t code[4096 + 64];
+    (void)options;
+    (void)stream;
+    for (int64_t s = 0; s < segments; s++) {
+        const int64_t *t = table + HP_FIELDS * s;
+        const int64_t count = t[HP_COUNT], blocks = (count + 4096 - 1) / 4096;
+        uint8_t *const wire = out + t[HP_WIRE];
+
+        bad[s] = 0;
+        for (int64_t b = 0; b < blocks; b++) {
+            const int64_t first = b * 4096;
+            const int64_t m = count - first < 4096 ? count - first : 4096;
+            const int64_t place = 4 * 1 * blocks + first * 2 / 8;
+            const float *const g = grad + t[HP_GRAD] + first;
+            float *const r = residual ? residual + t[HP_RESIDUAL] + first : 0;
+            uint8_t *const bytes = wire + place;
+            float check = 0.0f;
+
+            if (r) {
+#pragma omp simd reduction(+ : check)
+                for (int64_t i = 0; i < m; i++) {
+                    y[i] = g[i] * scale + r[i];
+                    check += y[i] * 0.0f;
+                }
+            } else {
+#pragma omp simd reduction(+ : check)
+                for (int64_t i = 0; i < m; i++) {
+                    y[i] = g[i] * scale;
+                    check += y[i] * 0.0f;
+                }
+            }
+            for (int64_t w = 0; w < messages; w++) {
+                const uint8_t *const in = incoming + w * stride + t[HP_WIRE];
+                hp_unpack2(code, in + place, m);
+                {
+                    float side0; memcpy(&side0, in + 4 * (1 * b + 0), 4);
+#pragma omp simd reduction(+ : check)
+                    for (int64_t i = 0; i < m; i++) {
+                        const float e1 = (float)code[i] - 0x1.0000000000000p+0f;
+                        const float e2 = e1 * side0;
+                        y[i] += e2; check += y[i] * 0.0f;
+                    }
+                }
+            }
+            if (!(check == 0.0f)) {
+                bad[s] = 1;
+                memset(wire + 4 * 1 * b, 0, 4 * 1);
+                memset(bytes, 0, (size_t)((m * 2 + 7) / 8));
+                continue;
+            }
+            float b1 = 0.0f;
+#pragma omp simd reduction(+:b1)
+            for (int64_t i = 0; i < m; i++) {
+                const float e2 = y[i];
+                const float e3 = fabsf(e2);
+                b1 += e3;
+            }
+            const float b4 = b1 / (float)m;
+            const float b5 = b4 * options[0];
+            const float side0 = b5;
+            memcpy(wire + 4 * (1 * b + 0), &side0, 4);
+            const float b6 = -b5;
+            if (r) {
+#pragma omp simd
+            for (int64_t i = 0; i < m; i++) {
+                const float e7 = y[i];
+                const int e8 = b5 < e7;
+                const int e9 = e7 < b6;
+                const float e10 = e9 ? 0x0.0p+0f : 0x1.0000000000000p+0f;
+                const float e11 = e8 ? 0x1.0000000000000p+1f : e10;
+                const int32_t c = (int32_t)(e11 > 0.0f ? (e11 < 0x1.8000000000000p+1f ? e11 : 0x1.8000000000000p+1f) : 0.0f);
+                code[i] = (uint8_t)c;
+                const float e12 = (float)c - 0x1.0000000000000p+0f;
+                const float e13 = e12 * side0;
+                r[i] = y[i] - e13;
+            }
+            } else {
+#pragma omp simd
+            for (int64_t i = 0; i < m; i++) {
+                const float e14 = y[i];
+                const int e15 = b5 < e14;
+                const int e16 = e14 < b6;
+                const float e17 = e16 ? 0x0.0p+0f : 0x1.0000000000000p+0f;
+                const float e18 = e15 ? 0x1.0000000000000p+1f : e17;
+                const int32_t c = (int32_t)(e18 > 0.0f ? (e18 < 0x1.8000000000000p+1f ? e18 : 0x1.8000000000000p+1f) : 0.0f);
+                code[i] = (uint8_t)c;
+            }
+            }
+            memset(code + m, 0, (size_t)((64 - m % 64) % 64));
+            hp_pack2(bytes, code, m);
+
+        }
+        const int64_t used = 4 * 1 * blocks + (count * 2 + 7) / 8;
+        memset(wire + used, 0, (size_t)((16 - used % 16) % 16));
+    }
+}
+
+HP_EXPORT void hp_fdcbc5bd61ff_decode(const uint8_t *in, float *out, const int64_t *table, int64_t segments,
+                             const float *options) {
+    uint8_t code[4096 + 64];
+    (void)options;
+    for (int64_t s = 0; s < segments; s++) {
+        const int64_t *t = table + HP_FIELDS * s;
+        const int64_t count = t[HP_COUNT], blocks = (count + 4096 - 1) / 4096;
+        const uint8_t *const wire = in + t[HP_WIRE], *const codes = wire + 4 * 1 * blocks;
+        for (int64_t b = 0; b < blocks; b++) {
+            const int64_t first = b * 4096;
+            const int64_t m = count - first < 4096 ? count - first : 4096;
+            float *const x = out + t[HP_GRAD] + first;
+            hp_unpack2(code, codes + first * 2 / 8, m);
+            float side0; memcpy(&side0, wire + 4 * (1 * b + 0), 4);
+#pragma omp simd
+            for (int64_t i = 0; i < m; i++) {
+                const float e1 = (float)code[i] - 0x1.0000000000000p+0f;
+                const float e2 = e1 * side0;
+                x[i] = e2;
+            }
+        }
+    }
+}
+
+
+/* terngrad, 2 bits, blocks of 4096 */
+HP_EXPORT void hp_16c914353241_encode(const float *grad, float *residual, float scale,
+                             const uint8_t *incoming, int64_t stride, int64_t messages,
+                             uint8_t *out, const int64_t *table, int64_t segments,
+                             const float *options, uint64_t stream, int32_t *bad) {
+    float y[4096];
+    uint8_t code[4096 + 64];
+    (void)options;
+    (void)stream;
+    for (int64_t s = 0; s < segments; s++) {
+        const int64_t *t = table + HP_FIELDS * s;
+        const int64_t count = t[HP_COUNT], blocks = (count + 4096 - 1) / 4096;
+        uint8_t *const wire = out + t[HP_WIRE];
+        const uint64_t key = hp_splitmix64(stream ^ (uint64_t)t[HP_PARAMETER]);
+        const uint32_t low = (uint32_t)key, high = (uint32_t)(key >> 32);
+        bad[s] = 0;
+        for (int64_t b = 0; b < blocks; b++) {
+            const int64_t first = b * 4096;
+            const int64_t m = count - first < 4096 ? count - first : 4096;
+            const int64_t place = 4 * 2 * blocks + first * 2 / 8;
+            const float *const g = grad + t[HP_GRAD] + first;
+            float *const r = residual ? residual + t[HP_RESIDUAL] + first : 0;
+            uint8_t *const bytes = wire + place;
+            float check = 0.0f;
+            const uint32_t position = (uint32_t)(t[HP_POSITION] + first);
+            if (r) {
+#pragma omp simd reduction(+ : check)
+                for (int64_t i = 0; i < m; i++) {
+                    y[i] = g[i] * scale + r[i];
+                    check += y[i] * 0.0f;
+                }
+            } else {
+#pragma omp simd reduction(+ : check)
+                for (int64_t i = 0; i < m; i++) {
+                    y[i] = g[i] * scale;
+                    check += y[i] * 0.0f;
+                }
+            }
+            for (int64_t w = 0; w < messages; w++) {
+                const uint8_t *const in = incoming + w * stride + t[HP_WIRE];
+                hp_unpack2(code, in + place, m);
+                {
+                    float side0; memcpy(&side0, in + 4 * (2 * b + 0), 4);
+                    float side1; memcpy(&side1, in + 4 * (2 * b + 1), 4);
+#pragma omp simd reduction(+ : check)
+                    for (int64_t i = 0; i < m; i++) {
+                        const float e1 = (float)code[i] * side1;
+                        const float e2 = side0 + e1;
+                        y[i] += e2; check += y[i] * 0.0f;
+                    }
+                }
+            }
+            if (!(check == 0.0f)) {
+                bad[s] = 1;
+                memset(wire + 4 * 2 * b, 0, 4 * 2);
+                memset(bytes, 0, (size_t)((m * 2 + 7) / 8));
+                continue;
+            }
+            float b1 = INFINITY;
+            float b2 = -INFINITY;
+#pragma omp simd reduction(min:b1) reduction(max:b2)
+            for (int64_t i = 0; i < m; i++) {
+                const float e3 = y[i];
+                b1 = e3 < b1 ? e3 : b1;
+                b2 = e3 > b2 ? e3 : b2;
+            }
+            const float side0 = b1;
+            memcpy(wire + 4 * (2 * b + 0), &side0, 4);
+            const float b4 = b2 - b1;
+            const float b5 = b4 / 0x1.8000000000000p+1f;
+            const float side1 = b5;
+            memcpy(wire + 4 * (2 * b + 1), &side1, 4);
+            const int b6 = 0x0.0p+0f < b5;
+            const float b7 = b6 ? b5 : 0x1.0000000000000p+0f;
+            if (r) {
+#pragma omp simd
+            for (int64_t i = 0; i < m; i++) {
+                const float e8 = y[i];
+                const float e9 = e8 - b1;
+                const float e10 = e9 / b7;
+                const float e11 = hp_uniform(position + (uint32_t)i, low, high);
+                const float e12 = e10 + e11;
+                const float e13 = floorf(e12);
+                const int32_t c = (int32_t)(e13 > 0.0f ? (e13 < 0x1.8000000000000p+1f ? e13 : 0x1.8000000000000p+1f) : 0.0f);
+                code[i] = (uint8_t)c;
+                const float e14 = (float)c * side1;
+                const float e15 = side0 + e14;
+                r[i] = y[i] - e15;
+            }
+            } else {
+#pragma omp simd
+            for (int64_t i = 0; i < m; i++) {
+                const float e16 = y[i];
+                const float e17 = e16 - b1;
+                const float e18 = e17 / b7;
+                const float e19 = hp_uniform(position + (uint32_t)i, low, high);
+                const float e20 = e18 + e19;
+                const float e21 = floorf(e20);
+                const int32_t c = (int32_t)(e21 > 0.0f ? (e21 < 0x1.8000000000000p+1f ? e21 : 0x1.8000000000000p+1f) : 0.0f);
+                code[i] = (uint8_t)c;
+            }
+            }
+            memset(code + m, 0, (size_t)((64 - m % 64) % 64));
+            hp_pack2(bytes, code, m);
+
+        }
+        const int64_t used = 4 * 2 * blocks + (count * 2 + 7) / 8;
+        memset(wire + used, 0, (size_t)((16 - used % 16) % 16));
+    }
+}
+
+HP_EXPORT void hp_16c914353241_decode(const uint8_t *in, float *out, const int64_t *table, int64_t segments,
+                             const float *options) {
+    uint8_t code[4096 + 64];
+    (void)options;
+    for (int64_t s = 0; s < segments; s++) {
+        const int64_t *t = table + HP_FIELDS * s;
+        const int64_t count = t[HP_COUNT], blocks = (count + 4096 - 1) / 4096;
+        const uint8_t *const wire = in + t[HP_WIRE], *const codes = wire + 4 * 2 * blocks;
+        for (int64_t b = 0; b < blocks; b++) {
+            const int64_t first = b * 4096;
+            const int64_t m = count - first < 4096 ? count - first : 4096;
+            float *const x = out + t[HP_GRAD] + first;
+            hp_unpack2(code, codes + first * 2 / 8, m);
+            float side0; memcpy(&side0, wire + 4 * (2 * b + 0), 4);
+            float side1; memcpy(&side1, wire + 4 * (2 * b + 1), 4);
+#pragma omp simd
+            for (int64_t i = 0; i < m; i++) {
+                const float e1 = (float)code[i] * side1;
+                const float e2 = side0 + e1;
+                x[i] = e2;
+            }
+        }
+    }
+}
+
+
+/* terngrad, 4 bits, blocks of 4096 */
+HP_EXPORT void hp_6b67dcc68233_encode(const float *grad, float *residual, float scale,
+                             const uint8_t *incoming, int64_t stride, int64_t messages,
+                             uint8_t *out, const int64_t *table, int64_t segments,
+                             const float *options, uint64_t stream, int32_t *bad) {
+    float y[4096];
+    uint8_t code[4096 + 64];
+    (void)options;
+    (void)stream;
+    for (int64_t s = 0; s < segments; s++) {
+        const int64_t *t = table + HP_FIELDS * s;
+        const int64_t count = t[HP_COUNT], blocks = (count + 4096 - 1) / 4096;
+        uint8_t *const wire = out + t[HP_WIRE];
+        const uint64_t key = hp_splitmix64(stream ^ (uint64_t)t[HP_PARAMETER]);
+        const uint32_t low = (uint32_t)key, high = (uint32_t)(key >> 32);
+        bad[s] = 0;
+        for (int64_t b = 0; b < blocks; b++) {
+            const int64_t first = b * 4096;
+            const int64_t m = count - first < 4096 ? count - first : 4096;
+            const int64_t place = 4 * 2 * blocks + first * 4 / 8;
+            const float *const g = grad + t[HP_GRAD] + first;
+            float *const r = residual ? residual + t[HP_RESIDUAL] + first : 0;
+            uint8_t *const bytes = wire + place;
+            float check = 0.0f;
+            const uint32_t position = (uint32_t)(t[HP_POSITION] + first);
+            if (r) {
+#pragma omp simd reduction(+ : check)
+                for (int64_t i = 0; i < m; i++) {
+                    y[i] = g[i] * scale + r[i];
+                    check += y[i] * 0.0f;
+                }
+            } else {
+#pragma omp simd reduction(+ : check)
+                for (int64_t i = 0; i < m; i++) {
+                    y[i] = g[i] * scale;
+                    check += y[i] * 0.0f;
+                }
+            }
+            for (int64_t w = 0; w < messages; w++) {
+                const uint8_t *const in = incoming + w * stride + t[HP_WIRE];
+                hp_unpack4(code, in + place, m);
+                {
+                    float side0; memcpy(&side0, in + 4 * (2 * b + 0), 4);
+                    float side1; memcpy(&side1, in + 4 * (2 * b + 1), 4);
+#pragma omp simd reduction(+ : check)
+                    for (int64_t i = 0; i < m; i++) {
+                        const float e1 = (float)code[i] * side1;
+                        const float e2 = side0 + e1;
+                        y[i] += e2; check += y[i] * 0.0f;
+                    }
+                }
+            }
+            if (!(check == 0.0f)) {
+                bad[s] = 1;
+                memset(wire + 4 * 2 * b, 0, 4 * 2);
+                memset(bytes, 0, (size_t)((m * 4 + 7) / 8));
+                continue;
+            }
+            float b1 = INFINITY;
+            float b2 = -INFINITY;
+#pragma omp simd reduction(min:b1) reduction(max:b2)
+            for (int64_t i = 0; i < m; i++) {
+                const float e3 = y[i];
+                b1 = e3 < b1 ? e3 : b1;
+                b2 = e3 > b2 ? e3 : b2;
+            }
+            const float side0 = b1;
+            memcpy(wire + 4 * (2 * b + 0), &side0, 4);
+            const float b4 = b2 - b1;
+            const float b5 = b4 / 0x1.e000000000000p+3f;
+            const float side1 = b5;
+            memcpy(wire + 4 * (2 * b + 1), &side1, 4);
+            const int b6 = 0x0.0p+0f < b5;
+            const float b7 = b6 ? b5 : 0x1.0000000000000p+0f;
+            if (r) {
+#pragma omp simd
+            for (int64_t i = 0; i < m; i++) {
+                const float e8 = y[i];
+                const float e9 = e8 - b1;
+                const float e10 = e9 / b7;
+                const float e11 = hp_uniform(position + (uint32_t)i, low, high);
+                const float e12 = e10 + e11;
+                const float e13 = floorf(e12);
+                const int32_t c = (int32_t)(e13 > 0.0f ? (e13 < 0x1.e000000000000p+3f ? e13 : 0x1.e000000000000p+3f) : 0.0f);
+                code[i] = (uint8_t)c;
+                const float e14 = (float)c * side1;
+                const float e15 = side0 + e14;
+                r[i] = y[i] - e15;
+            }
+            } else {
+#pragma omp simd
+            for (int64_t i = 0; i < m; i++) {
+                const float e16 = y[i];
+                const float e17 = e16 - b1;
+                const float e18 = e17 / b7;
+                const float e19 = hp_uniform(position + (uint32_t)i, low, high);
+                const float e20 = e18 + e19;
+                const float e21 = floorf(e20);
+                const int32_t c = (int32_t)(e21 > 0.0f ? (e21 < 0x1.e000000000000p+3f ? e21 : 0x1.e000000000000p+3f) : 0.0f);
+                code[i] = (uint8_t)c;
+            }
+            }
+            memset(code + m, 0, (size_t)((64 - m % 64) % 64));
+            hp_pack4(bytes, code, m);
+
+        }
+        const int64_t used = 4 * 2 * blocks + (count * 4 + 7) / 8;
+        memset(wire + used, 0, (size_t)((16 - used % 16) % 16));
+    }
+}
+
+HP_EXPORT void hp_6b67dcc68233_decode(const uint8_t *in, float *out, const int64_t *table, int64_t segments,
+                             const float *options) {
+    uint8_t code[4096 + 64];
+    (void)options;
+    for (int64_t s = 0; s < segments; s++) {
+        const int64_t *t = table + HP_FIELDS * s;
+        const int64_t count = t[HP_COUNT], blocks = (count + 4096 - 1) / 4096;
+        const uint8_t *const wire = in + t[HP_WIRE], *const codes = wire + 4 * 2 * blocks;
+        for (int64_t b = 0; b < blocks; b++) {
+            const int64_t first = b * 4096;
+            const int64_t m = count - first < 4096 ? count - first : 4096;
+            float *const x = out + t[HP_GRAD] + first;
+            hp_unpack4(code, codes + first * 4 / 8, m);
+            float side0; memcpy(&side0, wire + 4 * (2 * b + 0), 4);
+            float side1; memcpy(&side1, wire + 4 * (2 * b + 1), 4);
+#pragma omp simd
+            for (int64_t i = 0; i < m; i++) {
+                const float e1 = (float)code[i] * side1;
+                const float e2 = side0 + e1;
+                x[i] = e2;
+            }
+        }
+    }
+}
+
+
+/* terngrad, 8 bits, blocks of 4096 */
+HP_EXPORT void hp_a045064ded7a_encode(const float *grad, float *residual, float scale,
+                             const uint8_t *incoming, int64_t stride, int64_t messages,
+                             uint8_t *out, const int64_t *table, int64_t segments,
+                             const float *options, uint64_t stream, int32_t *bad) {
+    float y[4096];
+    uint8_t code[4096 + 64];
+    (void)options;
+    (void)stream;
+    for (int64_t s = 0; s < segments; s++) {
+        const int64_t *t = table + HP_FIELDS * s;
+        const int64_t count = t[HP_COUNT], blocks = (count + 4096 - 1) / 4096;
+        uint8_t *const wire = out + t[HP_WIRE];
+        const uint64_t key = hp_splitmix64(stream ^ (uint64_t)t[HP_PARAMETER]);
+        const uint32_t low = (uint32_t)key, high = (uint32_t)(key >> 32);
+        bad[s] = 0;
+        for (int64_t b = 0; b < blocks; b++) {
+            const int64_t first = b * 4096;
+            const int64_t m = count - first < 4096 ? count - first : 4096;
+            const int64_t place = 4 * 2 * blocks + first * 8 / 8;
+            const float *const g = grad + t[HP_GRAD] + first;
+            float *const r = residual ? residual + t[HP_RESIDUAL] + first : 0;
+            uint8_t *const bytes = wire + place;
+            float check = 0.0f;
+            const uint32_t position = (uint32_t)(t[HP_POSITION] + first);
+            if (r) {
+#pragma omp simd reduction(+ : check)
+                for (int64_t i = 0; i < m; i++) {
+                    y[i] = g[i] * scale + r[i];
+                    check += y[i] * 0.0f;
+                }
+            } else {
+#pragma omp simd reduction(+ : check)
+                for (int64_t i = 0; i < m; i++) {
+                    y[i] = g[i] * scale;
+                    check += y[i] * 0.0f;
+                }
+            }
+            for (int64_t w = 0; w < messages; w++) {
+                const uint8_t *const in = incoming + w * stride + t[HP_WIRE];
+                hp_unpack8(code, in + place, m);
+                {
+                    float side0; memcpy(&side0, in + 4 * (2 * b + 0), 4);
+                    float side1; memcpy(&side1, in + 4 * (2 * b + 1), 4);
+#pragma omp simd reduction(+ : check)
+                    for (int64_t i = 0; i < m; i++) {
+                        const float e1 = (float)code[i] * side1;
+                        const float e2 = side0 + e1;
+                        y[i] += e2; check += y[i] * 0.0f;
+                    }
+                }
+            }
+            if (!(check == 0.0f)) {
+                bad[s] = 1;
+                memset(wire + 4 * 2 * b, 0, 4 * 2);
+                memset(bytes, 0, (size_t)((m * 8 + 7) / 8));
+                continue;
+            }
+            float b1 = INFINITY;
+            float b2 = -INFINITY;
+#pragma omp simd reduction(min:b1) reduction(max:b2)
+            for (int64_t i = 0; i < m; i++) {
+                const float e3 = y[i];
+                b1 = e3 < b1 ? e3 : b1;
+                b2 = e3 > b2 ? e3 : b2;
+            }
+            const float side0 = b1;
+            memcpy(wire + 4 * (2 * b + 0), &side0, 4);
+            const float b4 = b2 - b1;
+            const float b5 = b4 / 0x1.fe00000000000p+7f;
+            const float side1 = b5;
+            memcpy(wire + 4 * (2 * b + 1), &side1, 4);
+            const int b6 = 0x0.0p+0f < b5;
+            const float b7 = b6 ? b5 : 0x1.0000000000000p+0f;
+            if (r) {
+#pragma omp simd
+            for (int64_t i = 0; i < m; i++) {
+                const float e8 = y[i];
+                const float e9 = e8 - b1;
+                const float e10 = e9 / b7;
+                const float e11 = hp_uniform(position + (uint32_t)i, low, high);
+                const float e12 = e10 + e11;
+                const float e13 = floorf(e12);
+                const int32_t c = (int32_t)(e13 > 0.0f ? (e13 < 0x1.fe00000000000p+7f ? e13 : 0x1.fe00000000000p+7f) : 0.0f);
+                code[i] = (uint8_t)c;
+                const float e14 = (float)c * side1;
+                const float e15 = side0 + e14;
+                r[i] = y[i] - e15;
+            }
+            } else {
+#pragma omp simd
+            for (int64_t i = 0; i < m; i++) {
+                const float e16 = y[i];
+                const float e17 = e16 - b1;
+                const float e18 = e17 / b7;
+                const float e19 = hp_uniform(position + (uint32_t)i, low, high);
+                const float e20 = e18 + e19;
+                const float e21 = floorf(e20);
+                const int32_t c = (int32_t)(e21 > 0.0f ? (e21 < 0x1.fe00000000000p+7f ? e21 : 0x1.fe00000000000p+7f) : 0.0f);
+                code[i] = (uint8_t)c;
+            }
+            }
+            memset(code + m, 0, (size_t)((64 - m % 64) % 64));
+            hp_pack8(bytes, code, m);
+
+        }
+        const int64_t used = 4 * 2 * blocks + (count * 8 + 7) / 8;
+        memset(wire + used, 0, (size_t)((16 - used % 16) % 16));
+    }
+}
+
+HP_EXPORT void hp_a045064ded7a_decode(const uint8_t *in, float *out, const int64_t *table, int64_t segments,
+                             const float *options) {
+    uint8_t code[4096 + 64];
+    (void)options;
+    for (int64_t s = 0; s < segments; s++) {
+        const int64_t *t = table + HP_FIELDS * s;
+        const int64_t count = t[HP_COUNT], blocks = (count + 4096 - 1) / 4096;
+        const uint8_t *const wire = in + t[HP_WIRE], *const codes = wire + 4 * 2 * blocks;
+        for (int64_t b = 0; b < blocks; b++) {
+            const int64_t first = b * 4096;
+            const int64_t m = count - first < 4096 ? count - first : 4096;
+            float *const x = out + t[HP_GRAD] + first;
+            hp_unpack8(code, codes + first * 8 / 8, m);
+            float side0; memcpy(&side0, wire + 4 * (2 * b + 0), 4);
+            float side1; memcpy(&side1, wire + 4 * (2 * b + 1), 4);
+#pragma omp simd
+            for (int64_t i = 0; i < m; i++) {
+                const float e1 = (float)code[i] * side1;
+                const float e2 = side0 + e1;
+                x[i] = e2;
+            }
+        }
+    }
+}
+
+
+/* nbit, 2 bits, blocks of 512 */
+HP_EXPORT void hp_58a7e133a84b_encode(const float *grad, float *residual, float scale,
+                             const uint8_t *incoming, int64_t stride, int64_t messages,
+                             uint8_t *out, const int64_t *table, int64_t segments,
+                             const float *options, uint64_t stream, int32_t *bad) {
+    float y[512];
+    uint8_t code[512 + 64];
+    (void)options;
+    (void)stream;
+    for (int64_t s = 0; s < segments; s++) {
+        const int64_t *t = table + HP_FIELDS * s;
+        const int64_t count = t[HP_COUNT], blocks = (count + 512 - 1) / 512;
+        uint8_t *const wire = out + t[HP_WIRE];
+        const uint64_t key = hp_splitmix64(stream ^ (uint64_t)t[HP_PARAMETER]);
+        const uint32_t low = (uint32_t)key, high = (uint32_t)(key >> 32);
+        bad[s] = 0;
+        for (int64_t b = 0; b < blocks; b++) {
+            const int64_t first = b * 512;
+            const int64_t m = count - first < 512 ? count - first : 512;
+            const int64_t place = 4 * 2 * blocks + first * 2 / 8;
+            const float *const g = grad + t[HP_GRAD] + first;
+            float *const r = residual ? residual + t[HP_RESIDUAL] + first : 0;
+            uint8_t *const bytes = wire + place;
+            float check = 0.0f;
+            const uint32_t position = (uint32_t)(t[HP_POSITION] + first);
+            if (r) {
+#pragma omp simd reduction(+ : check)
+                for (int64_t i = 0; i < m; i++) {
+                    y[i] = g[i] * scale + r[i];
+                    check += y[i] * 0.0f;
+                }
+            } else {
+#pragma omp simd reduction(+ : check)
+                for (int64_t i = 0; i < m; i++) {
+                    y[i] = g[i] * scale;
+                    check += y[i] * 0.0f;
+                }
+            }
+            for (int64_t w = 0; w < messages; w++) {
+                const uint8_t *const in = incoming + w * stride + t[HP_WIRE];
+                hp_unpack2(code, in + place, m);
+                {
+                    float side0; memcpy(&side0, in + 4 * (2 * b + 0), 4);
+                    float side1; memcpy(&side1, in + 4 * (2 * b + 1), 4);
+#pragma omp simd reduction(+ : check)
+                    for (int64_t i = 0; i < m; i++) {
+                        const float e1 = (float)code[i] * side1;
+                        const float e2 = side0 + e1;
+                        y[i] += e2; check += y[i] * 0.0f;
+                    }
+                }
+            }
+            if (!(check == 0.0f)) {
+                bad[s] = 1;
+                memset(wire + 4 * 2 * b, 0, 4 * 2);
+                memset(bytes, 0, (size_t)((m * 2 + 7) / 8));
+                continue;
+            }
+            float b1 = INFINITY;
+            float b2 = -INFINITY;
+#pragma omp simd reduction(min:b1) reduction(max:b2)
+            for (int64_t i = 0; i < m; i++) {
+                const float e3 = y[i];
+                b1 = e3 < b1 ? e3 : b1;
+                b2 = e3 > b2 ? e3 : b2;
+            }
+            const float side0 = b1;
+            memcpy(wire + 4 * (2 * b + 0), &side0, 4);
+            const float b4 = b2 - b1;
+            const float b5 = b4 / 0x1.8000000000000p+1f;
+            const float side1 = b5;
+            memcpy(wire + 4 * (2 * b + 1), &side1, 4);
+            const int b6 = 0x0.0p+0f < b5;
+            const float b7 = b6 ? b5 : 0x1.0000000000000p+0f;
+            if (r) {
+#pragma omp simd
+            for (int64_t i = 0; i < m; i++) {
+                const float e8 = y[i];
+                const float e9 = e8 - b1;
+                const float e10 = e9 / b7;
+                const float e11 = hp_uniform(position + (uint32_t)i, low, high);
+                const float e12 = e10 + e11;
+                const float e13 = floorf(e12);
+                const int32_t c = (int32_t)(e13 > 0.0f ? (e13 < 0x1.8000000000000p+1f ? e13 : 0x1.8000000000000p+1f) : 0.0f);
+                code[i] = (uint8_t)c;
+                const float e14 = (float)c * side1;
+                const float e15 = side0 + e14;
+                r[i] = y[i] - e15;
+            }
+            } else {
+#pragma omp simd
+            for (int64_t i = 0; i < m; i++) {
+                const float e16 = y[i];
+                const float e17 = e16 - b1;
+                const float e18 = e17 / b7;
+                const float e19 = hp_uniform(position + (uint32_t)i, low, high);
+                const float e20 = e18 + e19;
+                const float e21 = floorf(e20);
+                const int32_t c = (int32_t)(e21 > 0.0f ? (e21 < 0x1.8000000000000p+1f ? e21 : 0x1.8000000000000p+1f) : 0.0f);
+                code[i] = (uint8_t)c;
+            }
+            }
+            memset(code + m, 0, (size_t)((64 - m % 64) % 64));
+            hp_pack2(bytes, code, m);
+
+        }
+        const int64_t used = 4 * 2 * blocks + (count * 2 + 7) / 8;
+        memset(wire + used, 0, (size_t)((16 - used % 16) % 16));
+    }
+}
+
+HP_EXPORT void hp_58a7e133a84b_decode(const uint8_t *in, float *out, const int64_t *table, int64_t segments,
+                             const float *options) {
+    uint8_t code[512 + 64];
+    (void)options;
+    for (int64_t s = 0; s < segments; s++) {
+        const int64_t *t = table + HP_FIELDS * s;
+        const int64_t count = t[HP_COUNT], blocks = (count + 512 - 1) / 512;
+        const uint8_t *const wire = in + t[HP_WIRE], *const codes = wire + 4 * 2 * blocks;
+        for (int64_t b = 0; b < blocks; b++) {
+            const int64_t first = b * 512;
+            const int64_t m = count - first < 512 ? count - first : 512;
+            float *const x = out + t[HP_GRAD] + first;
+            hp_unpack2(code, codes + first * 2 / 8, m);
+            float side0; memcpy(&side0, wire + 4 * (2 * b + 0), 4);
+            float side1; memcpy(&side1, wire + 4 * (2 * b + 1), 4);
+#pragma omp simd
+            for (int64_t i = 0; i < m; i++) {
+                const float e1 = (float)code[i] * side1;
+                const float e2 = side0 + e1;
+                x[i] = e2;
+            }
+        }
+    }
+}
+
+
+/* nbit, 4 bits, blocks of 512 */
+HP_EXPORT void hp_70afd0e02b4c_encode(const float *grad, float *residual, float scale,
+                             const uint8_t *incoming, int64_t stride, int64_t messages,
+                             uint8_t *out, const int64_t *table, int64_t segments,
+                             const float *options, uint64_t stream, int32_t *bad) {
+    float y[512];
+    uint8_t code[512 + 64];
+    (void)options;
+    (void)stream;
+    for (int64_t s = 0; s < segments; s++) {
+        const int64_t *t = table + HP_FIELDS * s;
+        const int64_t count = t[HP_COUNT], blocks = (count + 512 - 1) / 512;
+        uint8_t *const wire = out + t[HP_WIRE];
+        const uint64_t key = hp_splitmix64(stream ^ (uint64_t)t[HP_PARAMETER]);
+        const uint32_t low = (uint32_t)key, high = (uint32_t)(key >> 32);
+        bad[s] = 0;
+        for (int64_t b = 0; b < blocks; b++) {
+            const int64_t first = b * 512;
+            const int64_t m = count - first < 512 ? count - first : 512;
+            const int64_t place = 4 * 2 * blocks + first * 4 / 8;
+            const float *const g = grad + t[HP_GRAD] + first;
+            float *const r = residual ? residual + t[HP_RESIDUAL] + first : 0;
+            uint8_t *const bytes = wire + place;
+            float check = 0.0f;
+            const uint32_t position = (uint32_t)(t[HP_POSITION] + first);
+            if (r) {
+#pragma omp simd reduction(+ : check)
+                for (int64_t i = 0; i < m; i++) {
+                    y[i] = g[i] * scale + r[i];
+                    check += y[i] * 0.0f;
+                }
+            } else {
+#pragma omp simd reduction(+ : check)
+                for (int64_t i = 0; i < m; i++) {
+                    y[i] = g[i] * scale;
+                    check += y[i] * 0.0f;
+                }
+            }
+            for (int64_t w = 0; w < messages; w++) {
+                const uint8_t *const in = incoming + w * stride + t[HP_WIRE];
+                hp_unpack4(code, in + place, m);
+                {
+                    float side0; memcpy(&side0, in + 4 * (2 * b + 0), 4);
+                    float side1; memcpy(&side1, in + 4 * (2 * b + 1), 4);
+#pragma omp simd reduction(+ : check)
+                    for (int64_t i = 0; i < m; i++) {
+                        const float e1 = (float)code[i] * side1;
+                        const float e2 = side0 + e1;
+                        y[i] += e2; check += y[i] * 0.0f;
+                    }
+                }
+            }
+            if (!(check == 0.0f)) {
+                bad[s] = 1;
+                memset(wire + 4 * 2 * b, 0, 4 * 2);
+                memset(bytes, 0, (size_t)((m * 4 + 7) / 8));
+                continue;
+            }
+            float b1 = INFINITY;
+            float b2 = -INFINITY;
+#pragma omp simd reduction(min:b1) reduction(max:b2)
+            for (int64_t i = 0; i < m; i++) {
+                const float e3 = y[i];
+                b1 = e3 < b1 ? e3 : b1;
+                b2 = e3 > b2 ? e3 : b2;
+            }
+            const float side0 = b1;
+            memcpy(wire + 4 * (2 * b + 0), &side0, 4);
+            const float b4 = b2 - b1;
+            const float b5 = b4 / 0x1.e000000000000p+3f;
+            const float side1 = b5;
+            memcpy(wire + 4 * (2 * b + 1), &side1, 4);
+            const int b6 = 0x0.0p+0f < b5;
+            const float b7 = b6 ? b5 : 0x1.0000000000000p+0f;
+            if (r) {
+#pragma omp simd
+            for (int64_t i = 0; i < m; i++) {
+                const float e8 = y[i];
+                const float e9 = e8 - b1;
+                const float e10 = e9 / b7;
+                const float e11 = hp_uniform(position + (uint32_t)i, low, high);
+                const float e12 = e10 + e11;
+                const float e13 = floorf(e12);
+                const int32_t c = (int32_t)(e13 > 0.0f ? (e13 < 0x1.e000000000000p+3f ? e13 : 0x1.e000000000000p+3f) : 0.0f);
+                code[i] = (uint8_t)c;
+                const float e14 = (float)c * side1;
+                const float e15 = side0 + e14;
+                r[i] = y[i] - e15;
+            }
+            } else {
+#pragma omp simd
+            for (int64_t i = 0; i < m; i++) {
+                const float e16 = y[i];
+                const float e17 = e16 - b1;
+                const float e18 = e17 / b7;
+                const float e19 = hp_uniform(position + (uint32_t)i, low, high);
+                const float e20 = e18 + e19;
+                const float e21 = floorf(e20);
+                const int32_t c = (int32_t)(e21 > 0.0f ? (e21 < 0x1.e000000000000p+3f ? e21 : 0x1.e000000000000p+3f) : 0.0f);
+                code[i] = (uint8_t)c;
+            }
+            }
+            memset(code + m, 0, (size_t)((64 - m % 64) % 64));
+            hp_pack4(bytes, code, m);
+
+        }
+        const int64_t used = 4 * 2 * blocks + (count * 4 + 7) / 8;
+        memset(wire + used, 0, (size_t)((16 - used % 16) % 16));
+    }
+}
+
+HP_EXPORT void hp_70afd0e02b4c_decode(const uint8_t *in, float *out, const int64_t *table, int64_t segments,
+                             const float *options) {
+    uint8_t code[512 + 64];
+    (void)options;
+    for (int64_t s = 0; s < segments; s++) {
+        const int64_t *t = table + HP_FIELDS * s;
+        const int64_t count = t[HP_COUNT], blocks = (count + 512 - 1) / 512;
+        const uint8_t *const wire = in + t[HP_WIRE], *const codes = wire + 4 * 2 * blocks;
+        for (int64_t b = 0; b < blocks; b++) {
+            const int64_t first = b * 512;
+            const int64_t m = count - first < 512 ? count - first : 512;
+            float *const x = out + t[HP_GRAD] + first;
+            hp_unpack4(code, codes + first * 4 / 8, m);
+            float side0; memcpy(&side0, wire + 4 * (2 * b + 0), 4);
+            float side1; memcpy(&side1, wire + 4 * (2 * b + 1), 4);
+#pragma omp simd
+            for (int64_t i = 0; i < m; i++) {
+                const float e1 = (float)code[i] * side1;
+                const float e2 = side0 + e1;
+                x[i] = e2;
+            }
+        }
+    }
+}
+
+
+/* nbit, 8 bits, blocks of 512 */
+HP_EXPORT void hp_ab6e632ac308_encode(const float *grad, float *residual, float scale,
+                             const uint8_t *incoming, int64_t stride, int64_t messages,
+                             uint8_t *out, const int64_t *table, int64_t segments,
+                             const float *options, uint64_t stream, int32_t *bad) {
+    float y[512];
+    uint8_t code[512 + 64];
+    (void)options;
+    (void)stream;
+    for (int64_t s = 0; s < segments; s++) {
+        const int64_t *t = table + HP_FIELDS * s;
+        const int64_t count = t[HP_COUNT], blocks = (count + 512 - 1) / 512;
+        uint8_t *const wire = out + t[HP_WIRE];
+        const uint64_t key = hp_splitmix64(stream ^ (uint64_t)t[HP_PARAMETER]);
+        const uint32_t low = (uint32_t)key, high = (uint32_t)(key >> 32);
+        bad[s] = 0;
+        for (int64_t b = 0; b < blocks; b++) {
+            const int64_t first = b * 512;
+            const int64_t m = count - first < 512 ? count - first : 512;
+            const int64_t place = 4 * 2 * blocks + first * 8 / 8;
+            const float *const g = grad + t[HP_GRAD] + first;
+            float *const r = residual ? residual + t[HP_RESIDUAL] + first : 0;
+            uint8_t *const bytes = wire + place;
+            float check = 0.0f;
+            const uint32_t position = (uint32_t)(t[HP_POSITION] + first);
+            if (r) {
+#pragma omp simd reduction(+ : check)
+                for (int64_t i = 0; i < m; i++) {
+                    y[i] = g[i] * scale + r[i];
+                    check += y[i] * 0.0f;
+                }
+            } else {
+#pragma omp simd reduction(+ : check)
+                for (int64_t i = 0; i < m; i++) {
+                    y[i] = g[i] * scale;
+                    check += y[i] * 0.0f;
+                }
+            }
+            for (int64_t w = 0; w < messages; w++) {
+                const uint8_t *const in = incoming + w * stride + t[HP_WIRE];
+                hp_unpack8(code, in + place, m);
+                {
+                    float side0; memcpy(&side0, in + 4 * (2 * b + 0), 4);
+                    float side1; memcpy(&side1, in + 4 * (2 * b + 1), 4);
+#pragma omp simd reduction(+ : check)
+                    for (int64_t i = 0; i < m; i++) {
+                        const float e1 = (float)code[i] * side1;
+                        const float e2 = side0 + e1;
+                        y[i] += e2; check += y[i] * 0.0f;
+                    }
+                }
+            }
+            if (!(check == 0.0f)) {
+                bad[s] = 1;
+                memset(wire + 4 * 2 * b, 0, 4 * 2);
+                memset(bytes, 0, (size_t)((m * 8 + 7) / 8));
+                continue;
+            }
+            float b1 = INFINITY;
+            float b2 = -INFINITY;
+#pragma omp simd reduction(min:b1) reduction(max:b2)
+            for (int64_t i = 0; i < m; i++) {
+                const float e3 = y[i];
+                b1 = e3 < b1 ? e3 : b1;
+                b2 = e3 > b2 ? e3 : b2;
+            }
+            const float side0 = b1;
+            memcpy(wire + 4 * (2 * b + 0), &side0, 4);
+            const float b4 = b2 - b1;
+            const float b5 = b4 / 0x1.fe00000000000p+7f;
+            const float side1 = b5;
+            memcpy(wire + 4 * (2 * b + 1), &side1, 4);
+            const int b6 = 0x0.0p+0f < b5;
+            const float b7 = b6 ? b5 : 0x1.0000000000000p+0f;
+            if (r) {
+#pragma omp simd
+            for (int64_t i = 0; i < m; i++) {
+                const float e8 = y[i];
+                const float e9 = e8 - b1;
+                const float e10 = e9 / b7;
+                const float e11 = hp_uniform(position + (uint32_t)i, low, high);
+                const float e12 = e10 + e11;
+                const float e13 = floorf(e12);
+                const int32_t c = (int32_t)(e13 > 0.0f ? (e13 < 0x1.fe00000000000p+7f ? e13 : 0x1.fe00000000000p+7f) : 0.0f);
+                code[i] = (uint8_t)c;
+                const float e14 = (float)c * side1;
+                const float e15 = side0 + e14;
+                r[i] = y[i] - e15;
+            }
+            } else {
+#pragma omp simd
+            for (int64_t i = 0; i < m; i++) {
+                const float e16 = y[i];
+                const float e17 = e16 - b1;
+                const float e18 = e17 / b7;
+                const float e19 = hp_uniform(position + (uint32_t)i, low, high);
+                const float e20 = e18 + e19;
+                const float e21 = floorf(e20);
+                const int32_t c = (int32_t)(e21 > 0.0f ? (e21 < 0x1.fe00000000000p+7f ? e21 : 0x1.fe00000000000p+7f) : 0.0f);
+                code[i] = (uint8_t)c;
+            }
+            }
+            memset(code + m, 0, (size_t)((64 - m % 64) % 64));
+            hp_pack8(bytes, code, m);
+
+        }
+        const int64_t used = 4 * 2 * blocks + (count * 8 + 7) / 8;
+        memset(wire + used, 0, (size_t)((16 - used % 16) % 16));
+    }
+}
+
+HP_EXPORT void hp_ab6e632ac308_decode(const uint8_t *in, float *out, const int64_t *table, int64_t segments,
+                             const float *options) {
+    uint8_t code[512 + 64];
+    (void)options;
+    for (int64_t s = 0; s < segments; s++) {
+        const int64_t *t = table + HP_FIELDS * s;
+        const int64_t count = t[HP_COUNT], blocks = (count + 512 - 1) / 512;
+        const uint8_t *const wire = in + t[HP_WIRE], *const codes = wire + 4 * 2 * blocks;
+        for (int64_t b = 0; b < blocks; b++) {
+            const int64_t first = b * 512;
+            const int64_t m = count - first < 512 ? count - first : 512;
+            float *const x = out + t[HP_GRAD] + first;
+            hp_unpack8(code, codes + first * 8 / 8, m);
+            float side0; memcpy(&side0, wire + 4 * (2 * b + 0), 4);
+            float side1; memcpy(&side1, wire + 4 * (2 * b + 1), 4);
+#pragma omp simd
+            for (int64_t i = 0; i < m; i++) {
+                const float e1 = (float)code[i] * side1;
+                const float e2 = side0 + e1;
+                x[i] = e2;
+            }
+        }
+    }
+}
+
+
 /* none, 32 bits, blocks of 4096 */
 HP_EXPORT void hp_6bde6177fd04_encode(const float *grad, float *residual, float scale,
                              const uint8_t *incoming, int64_t stride, int64_t messages,

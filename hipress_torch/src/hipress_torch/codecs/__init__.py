@@ -18,6 +18,9 @@ from hipress_torch._errors import CodecError, UnknownCodecError
 
 BUILT_IN = {
     "onebit": "hipress_torch.codecs._onebit:onebit",
+    "tbq": "hipress_torch.codecs._quantizers:tbq",
+    "terngrad": "hipress_torch.codecs._quantizers:terngrad",
+    "nbit": "hipress_torch.codecs._quantizers:nbit",
     "none": "hipress_torch.codecs._casts:none",
     "fp16": "hipress_torch.codecs._casts:fp16",
     "bf16": "hipress_torch.codecs._casts:bf16",

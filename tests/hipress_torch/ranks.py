@@ -1,0 +1,163 @@
+"""What the processes of the distributed tests run."""
+
+import os
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import hipress_torch
+from hipress_torch import HiPressState
+
+
+def network(width: int = 300) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Linear(20, width),
+        torch.nn.Tanh(),
+        torch.nn.Linear(width, width),
+        torch.nn.Tanh(),
+        torch.nn.Linear(width, 5),
+    )
+
+
+def batch_of(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(1000 * rank + step)
+    x = torch.randn(16, 20, generator=g)
+    return x, (x[:, :5] * 2).argmax(1)
+
+
+def train_step(
+    ddp: torch.nn.Module, optimizer: torch.optim.Optimizer, rank: int, step: int
+) -> float:
+    x, y = batch_of(rank, step)
+    optimizer.zero_grad()
+    loss = torch.nn.functional.cross_entropy(ddp(x), y)
+    loss.backward()
+    optimizer.step()
+    return float(loss.detach())
+
+
+def flat(module: torch.nn.Module) -> list[float]:
+    return torch.cat([p.detach().flatten() for p in module.parameters()]).tolist()
+
+
+def train(
+    rank: int, ranks: int, codec: str | None, steps: int, options: dict[str, Any]
+) -> dict[str, Any]:
+    """Trains for some steps; counts the bytes given to every collective."""
+    sent: list[tuple[str, str, int]] = []
+    originals = {}
+    for name in ("all_to_all_single", "all_gather_single", "all_gather_into_tensor", "all_reduce"):
+        if not hasattr(dist, name):
+            continue
+        original = originals[name] = getattr(dist, name)
+
+        def counted(*args: Any, _name: str = name, _original: Any = original, **kwargs: Any) -> Any:
+            tensor = args[0] if _name == "all_reduce" else args[1]
+            sent.append((_name, str(tensor.dtype), tensor.numel() * tensor.element_size()))
+            return _original(*args, **kwargs)
+
+        setattr(dist, name, counted)
+    net = network()
+    ddp = DistributedDataParallel(net, bucket_cap_mb=0.2, **options.pop("ddp", {}))
+    state = None if codec is None else hipress_torch.register(ddp, codec=codec, **options)
+    sent.clear()
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.2)
+    losses = [train_step(ddp, optimizer, rank, step) for step in range(steps)]
+    for name, original in originals.items():
+        setattr(dist, name, original)
+    result = {"losses": losses, "parameters": flat(net), "sent": sent}
+    if state is not None:
+        result["metrics"] = state.metrics()
+        state.close()
+    return result
+
+
+def mismatched(rank: int, ranks: int, options: list[dict[str, Any]]) -> str:
+    ddp = DistributedDataParallel(network())
+    try:
+        hipress_torch.register(ddp, timeout_s=20, **options[rank])
+    except hipress_torch.HiPressError as error:
+        return f"{type(error).__name__}: {error}"
+    return "registered"
+
+
+def register_twice(rank: int, ranks: int) -> str:
+    ddp = DistributedDataParallel(network())
+    hipress_torch.register(ddp)
+    try:
+        hipress_torch.register(ddp)
+    except hipress_torch.RegistrationError as error:
+        return str(error)
+    return "registered"
+
+
+def lose_a_peer(rank: int, ranks: int, how: int, timeout_s: float) -> tuple[str, str, float]:
+    """The last rank kills or stops itself in the third step; returns what the others see."""
+    net = network()
+    ddp = DistributedDataParallel(net, bucket_cap_mb=0.2)
+    hipress_torch.register(ddp, timeout_s=timeout_s)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    began = time.monotonic()
+    try:
+        for step in range(4):
+            if step == 2 and rank == ranks - 1:
+                os.kill(os.getpid(), how)
+            began = time.monotonic()
+            train_step(ddp, optimizer, rank, step)
+    except Exception as error:
+        told = (type(error).__name__, str(error), time.monotonic() - began)
+    else:
+        told = ("nothing", "", 0.0)
+    return told
+
+
+def not_finite(rank: int, ranks: int, value: float) -> dict[str, Any]:
+    """One rank has a bad value in one step; returns residuals around it and what all ranks got."""
+    net = network()
+    ddp = DistributedDataParallel(net, bucket_cap_mb=0.2)
+    state = hipress_torch.register(ddp)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    for step in range(3):
+        train_step(ddp, optimizer, rank, step)
+    residuals = state._registry.residual(torch.device("cpu"))
+    before = residuals.clone()
+    x, y = batch_of(rank, 3)
+    if rank == 1:
+        x[0, 0] = value
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(ddp(x), y).backward()
+    bad = [not bool(torch.isfinite(p.grad).all()) for p in net.parameters()]
+    moved, size = 0.0, 0.0
+    for known, b in zip(state._registry.known, bad, strict=True):
+        at = slice(known.residual, known.residual + known.count)
+        if b:
+            moved = max(moved, float((residuals[at] - before[at]).abs().max()))
+            size = max(size, float(before[at].abs().max()))
+    result = {"bad": bad, "moved": moved, "size": size}
+    result["finite"] = bool(torch.isfinite(residuals).all())
+    state.close()
+    return result
+
+
+def raw_hook(rank: int, ranks: int, dtype: str) -> dict[str, Any]:
+    """The state made before the group is known and registered by hand, on another dtype."""
+    state = HiPressState("onebit")
+    net = network().to(getattr(torch, dtype))
+    ddp = DistributedDataParallel(net)
+    ddp.register_comm_hook(state, hipress_torch.hipress_hook)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    losses = []
+    for step in range(30):
+        x, y = batch_of(rank, step)
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(ddp(x.to(net[0].weight.dtype)), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    result = {"losses": losses, "parameters": flat(net), "metrics": state.metrics()}
+    state.close()
+    return result

@@ -1,0 +1,123 @@
+"""DDP on real gloo processes: what crosses the wire, what ranks end up with, what goes wrong."""
+
+import math
+import signal
+
+import pytest
+
+from hipress_torch.testing import RankPool
+from tests.hipress_torch import ranks as jobs
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with RankPool(2) as pool:
+        yield pool
+
+
+COUNT = sum(p.numel() for p in jobs.network().parameters())
+
+
+def test_codec_none_is_plain_ddp(pool):
+    plain = pool.run(jobs.train, None, 6, {})
+    ours = pool.run(jobs.train, "none", 6, {"strategy": "ps"})
+    assert ours[0]["losses"] == pytest.approx(plain[0]["losses"], rel=1e-5)
+    assert ours[0]["parameters"] == pytest.approx(plain[0]["parameters"], rel=1e-4, abs=1e-6)
+    assert ours[0]["metrics"]["bytes_sent"] >= 4 * COUNT * 6
+
+
+def test_compressed_bytes_are_what_crosses_the_wire(pool):
+    check_bytes(pool, 2)
+
+
+def test_three_ranks():
+    with RankPool(3) as pool:
+        check_bytes(pool, 3)
+        exact = pool.run(jobs.train, "none", 3, {"strategy": "ps"})
+        plain = pool.run(jobs.train, None, 3, {})
+        assert exact[2]["parameters"] == pytest.approx(plain[0]["parameters"], rel=1e-4, abs=1e-6)
+
+
+def check_bytes(pool, ranks):
+    steps = 5
+    results = pool.run(jobs.train, "onebit", steps, {})
+    for r in results:
+        # Nothing but bytes is given to a collective while training ...
+        assert {dtype for _, dtype, _ in r["sent"]} == {"torch.uint8"}
+        scattered = sum(n for name, _, n in r["sent"] if name == "all_to_all_single")
+        gathered = sum(n for name, _, n in r["sent"] if name != "all_to_all_single")
+        # ... and the metrics are those bytes: a gathered message goes to each of the others.
+        assert r["metrics"]["bytes_sent"] == scattered + (ranks - 1) * gathered
+        assert r["metrics"]["bytes_plain"] == steps * (8 * (ranks - 1) * COUNT // ranks)
+        assert r["metrics"]["ratio"] > 20
+    assert all(r["parameters"] == results[0]["parameters"] for r in results)
+    assert results[0]["metrics"]["iterations"] == steps
+
+
+@pytest.mark.parametrize("codec", ["onebit", "terngrad"])
+def test_training_learns(pool, codec):
+    results = pool.run(jobs.train, codec, 40, {})
+    losses = results[0]["losses"]
+    assert sum(losses[-5:]) < 0.75 * sum(losses[:5])
+    assert results[0]["parameters"] == results[1]["parameters"]
+
+
+def test_small_parts_give_the_same_training(pool):
+    whole = pool.run(jobs.train, "onebit", 5, {})
+    parts = pool.run(jobs.train, "onebit", 5, {"part_elements": 10_000})
+    assert parts[0]["parameters"] == whole[0]["parameters"]
+    assert len(parts[0]["sent"]) > len(whole[0]["sent"])
+
+
+@pytest.mark.parametrize(
+    ("second", "told"),
+    [
+        ({"codec": "terngrad"}, "terngrad"),
+        ({"codec": "onebit", "seed": 3}, "seed=3"),
+        ({"codec": "onebit", "min_elements": 7}, "min_elements=7"),
+    ],
+)
+def test_ranks_that_disagree_are_told_so(pool, second, told):
+    messages = pool.run(jobs.mismatched, [{"codec": "onebit"}, second])
+    for message in messages:
+        assert message.startswith("MismatchError: group rank ")
+        assert told in message
+        assert "same arguments on all ranks" in message
+
+
+def test_a_second_registration_is_refused(pool):
+    for message in pool.run(jobs.register_twice):
+        assert "takes one communication hook" in message
+
+
+@pytest.mark.parametrize(
+    ("how", "error"), [(signal.SIGKILL, "PeerError"), (signal.SIGSTOP, "PeerTimeoutError")]
+)
+def test_a_lost_rank_gives_a_typed_error_in_time(how, error):
+    with RankPool(2) as pool:
+        ((name, told, took_s),) = pool.run(jobs.lose_a_peer, how, 4.0, ranks=[0])
+    assert name == error, told
+    assert "restart the job" in told
+    assert took_s < 30
+
+
+@pytest.mark.parametrize("value", [float("nan"), math.inf])
+def test_a_bad_value_reaches_all_ranks_and_no_residual(pool, value):
+    results = pool.run(jobs.not_finite, value)
+    assert results[0]["bad"] == results[1]["bad"]
+    assert any(results[0]["bad"])
+    # A saturated tanh keeps the later layers finite: they are exchanged as usual.
+    for r in results:
+        assert r["size"] > 0
+        assert r["finite"]
+        assert r["moved"] < 1e-5 * max(1.0, r["size"])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_the_raw_hook_works_for_other_dtypes(pool, dtype):
+    results = pool.run(jobs.raw_hook, dtype)
+    assert results[0]["parameters"] == results[1]["parameters"]
+    assert sum(results[0]["losses"][-5:]) < sum(results[0]["losses"][:5])
+    assert results[0]["metrics"]["ratio"] > 20

@@ -1,0 +1,72 @@
+"""Compares the interpreted Triton kernels with the reference; run as a program, see test_triton.py.
+
+Triton's own functions are interpreted only if the variable is set before triton is imported, so
+this needs a process to itself.
+"""
+
+import os
+import sys
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+from triton.runtime.interpreter import InterpretedFunction
+
+from hipress_torch import codecs
+from hipress_torch._triton import TritonKernels
+from hipress_torch.codecs import Batch, Codec, Segment
+from tests.hipress_torch.cases import CODECS
+
+
+def compare(name: str, options: dict[str, object]) -> None:
+    c = codecs.get(name)(**{"block": 128, **options})
+    kernels = TritonKernels(c.program, InterpretedFunction)
+    generator = torch.Generator().manual_seed(3)
+    for counts in ((1, 64), (5, 300), (129,)):
+        grad_at, wire_at, segments = 2, 16, []
+        for i, count in enumerate(counts):
+            segments.append(Segment(grad_at, grad_at + 1, count, wire_at, 2**62 + i, 9 * i))
+            grad_at += count + 3
+            wire_at += c.wire_bytes(count)
+        batch = Batch(tuple(segments))
+        for messages, feedback in ((0, True), (2, True), (1, False)):
+            grad = torch.randn(grad_at, generator=generator)
+            start = torch.randn(grad_at + 8, generator=generator) * 0.1
+            incoming = torch.zeros(messages, wire_at, dtype=torch.uint8)
+            for m in range(messages):
+                other = torch.randn(grad_at, generator=generator)
+                Codec.encode(c, batch, other, 1.0, None, None, incoming[m], m)
+            given = incoming if messages else None
+            wires, residuals = [], []
+            for kind in ("reference", "kernel"):
+                residual = start.clone() if feedback else None
+                wire = torch.zeros(wire_at, dtype=torch.uint8)
+                arguments = (batch, grad, 0.5, residual, given, wire, 2**63 + 5)
+                if kind == "reference":
+                    flags = Codec.encode(c, *arguments)
+                else:
+                    flags = kernels.encode(*arguments, c._values)
+                assert not flags.any()
+                wires.append(wire)
+                residuals.append(residual)
+            out = [torch.full((grad_at,), float("nan")) for _ in wires]
+            Codec.decode(c, batch, wires[0], out[0])
+            kernels.decode(batch, wires[0], out[1], c._values)
+            assert torch.equal(out[0].nan_to_num(7.0), out[1].nan_to_num(7.0)), (name, counts)
+            Codec.decode(c, batch, wires[1], out[1])
+            torch.testing.assert_close(out[1], out[0], rtol=2e-6, atol=2e-6, equal_nan=True)
+            if feedback:
+                torch.testing.assert_close(residuals[1], residuals[0], rtol=2e-6, atol=2e-6)
+    bad = torch.randn(grad_at, generator=generator)
+    bad[5] = float("inf")
+    residual = torch.zeros(grad_at + 8)
+    flags = kernels.encode(batch, bad, 1.0, residual, None, wires[0].clone(), 1, c._values)
+    assert flags.tolist() == [1] + [0] * (len(counts) - 1)
+    assert torch.isfinite(residual).all()
+
+
+if __name__ == "__main__":
+    for name, options in CODECS:
+        compare(name, options)
+        print(name, options)
+    sys.exit(0)
