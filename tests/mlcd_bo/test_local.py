@@ -1,3 +1,4 @@
+import json
 import math
 import os
 import re
@@ -233,3 +234,46 @@ def test_recommends_for_a_real_ddp_script(tmp_path):
     assert best.measured
     assert best.total_dollars >= best.dollars + sum(t.observation.dollars for t in search.trials)
     assert all(t.observation.status == "ok" for t in search.trials)
+
+
+KEEPS = """
+import json
+path = os.environ["MLCD_CHECKPOINT"]
+done = json.load(open(path)) if os.path.exists(path) else 0
+go_on = True
+while go_on:
+    time.sleep(0.002)
+    done += 32 * int(os.environ["WORLD_SIZE"])
+    go_on = mlcd_bo.step(32)
+if os.environ["RANK"] == "0" and not os.environ.get("FORGETFUL"):
+    json.dump(done, open(path, "w"))
+"""
+
+
+def test_what_a_trial_trains_is_kept_and_carried_on(tmp_path):
+    kept = tmp_path / "progress.json"
+    path = script(tmp_path, KEEPS)
+    limits = mlcd.Limits(seconds=60, half_width=0.2, checkpoint=str(kept))
+    first = profile(path, ONE, limits)
+    assert first.work_done == json.loads(kept.read_text()) > 0
+    second = profile(path, TWO, limits)
+    # Both ranks stopped at one step, and the second trial went on from the first.
+    assert first.work_done + second.work_done == json.loads(kept.read_text())
+    search = mlcd.DeploymentOptimizer(
+        SPACE, mlcd.Scenario.fastest(), mlcd.Job(total_samples=1e6, checkpoint=kept)
+    )
+    search.tell(mlcd.Trial(ONE, first))
+    search.tell(mlcd.Trial(TWO, second))
+    assert search.work_left == 1e6 - json.loads(kept.read_text())
+    assert search.recommend().hours == pytest.approx(
+        search.work_left / second.speed / 3600, rel=0.2
+    )
+
+
+def test_progress_that_was_not_saved_does_not_count(tmp_path):
+    path = script(tmp_path, KEEPS)
+    limits = mlcd.Limits(seconds=60, half_width=0.2, checkpoint=str(tmp_path / "progress.json"))
+    seen = profile(path, ONE, limits, env={"FORGETFUL": "1"})
+    assert seen.status == "ok"
+    assert seen.work_done == 0.0
+    assert "not kept" in seen.detail

@@ -25,9 +25,10 @@ class Job:
         total_samples: training samples of the whole job, over all workers.
         script: the training script, for profilers that start one.
         args: its command-line arguments.
-        checkpoint: the file or folder in which the script keeps its progress; given, a
-            profiler that can carries it from one trial to the next, and what a trial has
-            trained counts.
+        checkpoint: the file or folder in which the script keeps its progress and from which it
+            goes on. Given, a profiler that can asks the script to save at the end of a trial,
+            and what the trial has trained counts: less is left for the next one and for the
+            final run. The script then must end when `mlcd_bo.step` returns False.
         batch_policy: ``"global"`` if the global batch stays fixed when workers are added,
             ``"local"`` if the batch of each worker does.
 
@@ -44,6 +45,7 @@ class Job:
     batch_policy: BatchPolicy = "global"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "args", tuple(self.args))
         if (self.total_steps is None) == (self.total_samples is None):
             raise InvalidInput(
                 "give exactly one of total_steps and total_samples, got "

@@ -1,6 +1,7 @@
 """The search itself: ask for a trial, tell its outcome, recommend; or `run` it all."""
 
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -322,8 +323,12 @@ class DeploymentOptimizer:
             best = float(np.min(np.exp(situation.log_objective)[held]))
             longest = best if self.scenario.objective == "time" else best / self._rate[row]
             useful = self.work_left / (longest * 3600)
+        keep = self.job.checkpoint
         return Limits(
-            seconds=float(self._trial_hours[row] * 3600), useful_speed=useful, unit=self.job.unit
+            seconds=float(self._trial_hours[row] * 3600),
+            useful_speed=useful,
+            unit=self.job.unit,
+            checkpoint=None if keep is None else os.fspath(keep),
         )
 
     def _recommendation(self, situation: Situation, row: int) -> Recommendation:

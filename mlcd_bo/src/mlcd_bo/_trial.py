@@ -22,6 +22,7 @@ class Limits:
         useful_speed: a speed (job units per second) below which this deployment can no longer
             be chosen; a profiler may stop early once it is surely slower. 0 turns that off.
         unit: what speeds are per second of: the job's samples or its steps.
+        checkpoint: the job's checkpoint, if what a trial trains is to be kept.
 
     Raises:
         InvalidInput: a field is out of its range.
@@ -31,6 +32,7 @@ class Limits:
     half_width: float = 0.02
     useful_speed: float = 0.0
     unit: Literal["steps", "samples"] = "samples"
+    checkpoint: str | None = None
 
     def __post_init__(self) -> None:
         positive("seconds", self.seconds)

@@ -1,6 +1,7 @@
 """Profiles a real training script on this machine with torchrun."""
 
 import contextlib
+import math
 import os
 import re
 import shutil
@@ -10,7 +11,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .._check import positive
@@ -23,6 +24,8 @@ from ._reports import StepReports
 _SUPERVISE = Path(__file__).with_name("_supervise.py")
 _POLL_S = 0.05
 _TAIL_LINES = 25
+# Ranks must all see the order to stop before they reach its step.
+_STOP_AHEAD_S = 0.5
 _OUT_OF_MEMORY = re.compile(
     r"out of memory|OutOfMemoryError|Cannot allocate memory|MemoryError|exitcode\s*:\s*-9\b", re.I
 )
@@ -41,6 +44,8 @@ class LocalTorchrun:
         args: its arguments.
         probe_s: most seconds of measuring after the first step.
         startup_s: most seconds until the first step.
+        grace_s: most seconds that the script may take to save and end when asked to; only if
+            the job has a checkpoint.
         least_s: seconds to measure at least; shorter windows give intervals that are too good.
         warmup_steps: steps never counted.
         env: further environment variables.
@@ -61,6 +66,7 @@ class LocalTorchrun:
         *,
         probe_s: float = 30.0,
         startup_s: float = 60.0,
+        grace_s: float = 30.0,
         least_s: float = 1.0,
         warmup_steps: int = 5,
         env: Mapping[str, str] | None = None,
@@ -72,13 +78,14 @@ class LocalTorchrun:
         self.args = tuple(args)
         self.probe_s = positive("probe_s", probe_s)
         self.startup_s = positive("startup_s", startup_s)
+        self.grace_s = positive("grace_s", grace_s)
         self.least_s = positive("least_s", least_s)
         self.warmup_steps = warmup_steps
         self.env = dict(env or {})
         self.python = python or sys.executable
 
     def trial_seconds(self, deployment: Deployment) -> float:
-        """Returns the most seconds that a trial lasts."""
+        """Returns the most seconds that a trial lasts, saving a checkpoint not included."""
         return self.startup_s + self.probe_s
 
     def profile(self, deployment: Deployment, limits: Limits) -> Observation:
@@ -104,7 +111,11 @@ class LocalTorchrun:
         if outcome.speed is None:
             return Observation.failed(outcome.status, seconds, dollars, outcome.detail)
         speed = outcome.speed
-        return Observation(speed.value, speed.sem, seconds, dollars, detail=outcome.detail)
+        return Observation(
+            *(speed.value, speed.sem, seconds, dollars),
+            detail=outcome.detail,
+            work_done=outcome.work_done,
+        )
 
     def _run(
         self, deployment: Deployment, limits: Limits, folder: Path, began: float
@@ -112,6 +123,7 @@ class LocalTorchrun:
         kind = deployment.instance_type
         world = deployment.count * max(int(kind.gpus or 0), 1)
         reports = StepReports(folder, world)
+        wall = time.time()
         log = folder / "log"
         with open(log, "wb") as sink:
             process = subprocess.Popen(
@@ -119,11 +131,14 @@ class LocalTorchrun:
                 stdin=subprocess.PIPE,
                 stdout=sink,
                 stderr=subprocess.STDOUT,
-                env=self._environment(deployment, folder),
+                env=self._environment(deployment, limits, folder),
                 start_new_session=True,
             )
         try:
-            return self._watch(process, reports, limits, log, began)
+            outcome = self._watch(process, reports, limits, log, began)
+            if limits.checkpoint is not None and outcome.speed is not None:
+                outcome = self._keep(process, reports, limits, outcome, wall)
+            return outcome
         finally:
             # Closing the pipe is the order to kill every rank.
             assert process.stdin is not None
@@ -140,7 +155,7 @@ class LocalTorchrun:
         supervisor = [sys.executable, "-I", str(_SUPERVISE), uuid.uuid4().hex]
         return [*supervisor, self.python, *torchrun, str(self.script), *self.args]
 
-    def _environment(self, deployment: Deployment, folder: Path) -> dict[str, str]:
+    def _environment(self, deployment: Deployment, limits: Limits, folder: Path) -> dict[str, str]:
         threads = str(max(int(deployment.instance_type.vcpus or 1), 1))
         knobs = {f"MLCD_KNOB_{name.upper()}": str(value) for name, value in deployment.knobs}
         return {
@@ -149,6 +164,7 @@ class LocalTorchrun:
             "MKL_NUM_THREADS": threads,
             "PYTHONUNBUFFERED": "1",
             "MLCD_REPORT": str(folder),
+            **({} if limits.checkpoint is None else {"MLCD_CHECKPOINT": limits.checkpoint}),
             **knobs,
             **self.env,
         }
@@ -194,6 +210,29 @@ class LocalTorchrun:
             return _Outcome(speed, detail=detail)
         return _Outcome(None, "timeout", _no_step(time.monotonic() - began, reports, log))
 
+    def _keep(
+        self,
+        process: "subprocess.Popen[bytes]",
+        reports: StepReports,
+        limits: Limits,
+        outcome: "_Outcome",
+        began: float,
+    ) -> "_Outcome":
+        """Lets the script save and end; what it has trained then counts."""
+        assert outcome.speed is not None
+        pace = reports.steps / max(reports.span_s, 1e-3)
+        reports.ask_to_stop(after=math.ceil(_STOP_AHEAD_S * pace) + 2)
+        try:
+            code = process.wait(self.grace_s)
+        except subprocess.TimeoutExpired:
+            why = f"it did not end within {self.grace_s:.0f} s of mlcd_bo.step returning False"
+            return replace(outcome, detail=f"progress was not kept: {why}")
+        reports.read()
+        if code != 0 or not _written_since(Path(str(limits.checkpoint)), began):
+            why = f"it ended with status {code} and wrote nothing to {limits.checkpoint!r}"
+            return replace(outcome, detail=f"progress was not kept: {why}")
+        return replace(outcome, work_done=float(reports.series(limits.unit)[1].sum()))
+
     def _enough(self, speed: Speed, limits: Limits, measured_s: float) -> bool:
         if measured_s < self.least_s:
             return False
@@ -222,6 +261,13 @@ class _Outcome:
     speed: Speed | None
     status: Status = "ok"
     detail: str = ""
+    work_done: float = 0.0
+
+
+def _written_since(path: Path, began: float) -> bool:
+    files = [path, *path.rglob("*")] if path.is_dir() else [path]
+    # A second of tolerance: some file systems keep whole seconds.
+    return any(file.is_file() and file.stat().st_mtime >= began - 1.0 for file in files)
 
 
 def _no_step(waited_s: float, reports: StepReports, log: Path) -> str:

@@ -1,5 +1,6 @@
 """Reads the step reports that the ranks of one trial append to their files."""
 
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -30,6 +31,19 @@ class StepReports:
     def steps(self) -> int:
         """Steps that every rank has finished."""
         return min(map(len, self._times))
+
+    @property
+    def span_s(self) -> float:
+        """Seconds from the first reported step to the last."""
+        ends = [times for times in self._times if times]
+        return max((times[-1] - times[0] for times in ends), default=0.0)
+
+    def ask_to_stop(self, after: int) -> None:
+        """Makes `mlcd_bo.step` return False on all ranks, `after` steps from the last seen."""
+        part = self.folder / "stop.part"
+        part.write_text(str(max(map(len, self._times)) + after), encoding="ascii")
+        # Renamed, so that no rank reads half a number.
+        os.replace(part, self.folder / "stop")
 
     @property
     def samples(self) -> float:
