@@ -55,6 +55,9 @@ def catalog_from_csv(
     reader = csv.DictReader(read_text(path).splitlines())
     if not {"name", "price"} <= set(reader.fieldnames or ()):
         raise CatalogError(f"{label} needs the columns name and price, got {reader.fieldnames}")
+    unknown = sorted(set(reader.fieldnames or ()) - set(FIELDS))
+    if unknown:
+        raise CatalogError(f"{label} has unknown fields {unknown}; allowed: {', '.join(FIELDS)}")
     types = []
     for line, row in enumerate(reader, start=2):
         where = f"{label} line {line}"

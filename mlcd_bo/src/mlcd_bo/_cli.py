@@ -1,13 +1,14 @@
-"""The command line: ``mlcd run`` and its kin."""
+"""The cheapest or fastest deployment for a training job, counting what finding it costs."""
 
 import argparse
 import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from . import __version__
 from ._catalog import Catalog
-from ._errors import MLCDError, NoFeasibleDeployment
+from ._errors import InvalidInput, MLCDError, NoFeasibleDeployment
 from ._job import Job
 from ._optimizer import DeploymentOptimizer
 from ._recommendation import Recommendation
@@ -24,11 +25,10 @@ _INFEASIBLE = 3
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns its exit status.
 
-    0: done. 2: something given is not allowed (one line says what). 3: no deployment is likely
-    to keep the limit. 130: interrupted.
+    0: done. 2: something given is not allowed, or profiling failed (one line says what). 3: no
+    deployment is likely to keep the limit. 130: interrupted; a store can be resumed.
     """
-    parser = _parser()
-    args = parser.parse_args(argv)
+    args = _parser().parse_args(argv)
     try:
         return int(args.command(args))
     except NoFeasibleDeployment as problem:
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"mlcd: {problem}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("mlcd: interrupted", file=sys.stderr)
+        print("mlcd: interrupted; with --store, go on by `mlcd resume STORE`", file=sys.stderr)
         return 130
 
 
@@ -47,43 +47,80 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"mlcd-bo {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    run = commands.add_parser("run", help="profile a script on this machine and recommend")
-    run.add_argument("catalog", help="YAML file of instance types, prices and counts")
-    run.add_argument("script", help="training script that calls mlcd_bo.step")
-    run.add_argument("--args", default="", help="the script's arguments, as one string")
-    _work(run)
-    _scenario(run)
-    run.add_argument("--probe-s", type=float, default=30.0, help="most seconds of measuring")
-    run.add_argument("--startup-s", type=float, default=60.0, help="most seconds to a first step")
-    run.set_defaults(command=_run)
-
     plan = commands.add_parser("plan", help="say what the first trials would be and cost at most")
-    plan.add_argument("catalog", help="YAML file of instance types, prices and counts")
-    _work(plan)
-    _scenario(plan)
-    plan.add_argument("--probe-s", type=float, default=30.0, help="most seconds of measuring")
-    plan.add_argument("--startup-s", type=float, default=60.0, help="most seconds to a first step")
+    plan.add_argument("catalog", help="YAML or CSV file of instance types and prices")
+    _add_counts(plan)
+    _add_job(plan)
+    _add_scenario(plan)
+    _add_probe(plan)
     plan.add_argument("--trials", type=int, default=3, help="how many trials to show")
     plan.set_defaults(command=_plan)
+
+    run = commands.add_parser("run", help="profile a script on this machine and recommend")
+    run.add_argument("catalog", help="YAML or CSV file of instance types and prices")
+    run.add_argument("script", help="training script that calls mlcd_bo.step")
+    run.add_argument("--args", default="", help="the script's arguments, as one string")
+    run.add_argument("--checkpoint", help="where the script keeps its progress, to carry it on")
+    _add_counts(run)
+    _add_job(run)
+    _add_scenario(run)
+    _add_probe(run)
+    run.add_argument("--store", help="file to keep the search in, for `mlcd resume`")
+    run.add_argument("--report", help="folder for a report")
+    run.set_defaults(command=_run)
+
+    resume = commands.add_parser("resume", help="go on with a search that was interrupted")
+    resume.add_argument("store", help="file given to `mlcd run --store`")
+    resume.add_argument("--catalog", help="today's catalogue, if it may differ from the kept one")
+    _add_counts(resume)
+    resume.add_argument(
+        "--accept-prices", action="store_true", help="go on although the catalogue has changed"
+    )
+    _add_probe(resume)
+    resume.add_argument("--report", help="folder for a report")
+    resume.set_defaults(command=_resume)
 
     replay = commands.add_parser("replay", help="search a table of measured runs, paying nothing")
     replay.add_argument("trace", help="CSV file of measured runs")
     replay.add_argument("--job", help="which job of the file")
     replay.add_argument("--hours", type=float, default=3.0, help="hours of the fastest run")
     replay.add_argument("--noise", type=float, default=0.0, help="relative noise of a trial")
-    _scenario(replay)
+    _add_scenario(replay)
+    replay.add_argument("--report", help="folder for a report")
     replay.set_defaults(command=_replay)
+
+    report = commands.add_parser("report", help="write the report of a kept search")
+    report.add_argument("store", help="file given to `mlcd run --store`")
+    report.add_argument("folder", help="where to write report.html and its pictures")
+    report.set_defaults(command=_report)
+
+    catalog = commands.add_parser("catalog", help="show a catalogue, or part of the AWS one")
+    catalog.add_argument("file", nargs="?", help="YAML or CSV file; none: the bundled AWS types")
+    catalog.add_argument("--names", nargs="+", help="only these types")
+    catalog.add_argument("--prices", help="CSV file of prices, instead of the bundled AWS ones")
+    catalog.set_defaults(command=_catalog)
     return parser
 
 
-def _work(parser: argparse.ArgumentParser) -> None:
+def _add_counts(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--counts", type=int, nargs="+", help="numbers of machines; none: the catalogue's own"
+    )
+
+
+def _add_job(parser: argparse.ArgumentParser) -> None:
     work = parser.add_mutually_exclusive_group(required=True)
     work.add_argument("--samples", type=float, help="training samples of the whole job")
     work.add_argument("--steps", type=float, help="optimizer steps of the whole job")
-    parser.add_argument("--batch-policy", choices=("global", "local"), default="global")
+    parser.add_argument(
+        "--batch-policy",
+        choices=("global", "local"),
+        default="global",
+        help="whether the global batch or that of each worker stays fixed",
+    )
 
 
-def _scenario(parser: argparse.ArgumentParser) -> None:
+def _add_scenario(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--budget", type=float, help="most dollars, exploration included")
     parser.add_argument("--deadline", type=float, help="most hours, exploration included")
     parser.add_argument("--objective", choices=("time", "cost"), help="what to minimise")
@@ -91,47 +128,133 @@ def _scenario(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0)
 
 
-def _search(args: argparse.Namespace, space: SearchSpace, job: Job) -> DeploymentOptimizer:
-    scenario = Scenario(args.objective, args.budget, args.deadline)
-    planned = TrialCost(args.startup_s, 0.0, args.probe_s)
-    return DeploymentOptimizer(space, scenario, job, args.strategy, args.seed, trial_cost=planned)
+def _add_probe(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--probe-s", type=float, default=30.0, help="most seconds of measuring")
+    parser.add_argument(
+        "--startup-s", type=float, default=60.0, help="most seconds to a first step"
+    )
 
 
-def _job(args: argparse.Namespace, script: str | None = None) -> Job:
-    return Job(args.steps, args.samples, script, batch_policy=args.batch_policy)
+def _read_catalog(path: str) -> Catalog:
+    return Catalog.from_csv(path) if Path(path).suffix == ".csv" else Catalog.from_yaml(path)
+
+
+def _scenario(args: argparse.Namespace) -> Scenario:
+    return Scenario(args.objective, args.budget, args.deadline)
+
+
+def _trial_cost(args: argparse.Namespace) -> TrialCost:
+    return TrialCost(args.startup_s, 0.0, args.probe_s)
+
+
+def _plan(args: argparse.Namespace) -> int:
+    space = SearchSpace(_read_catalog(args.catalog), args.counts)
+    job = Job(args.steps, args.samples, batch_policy=args.batch_policy)
+    cost = _trial_cost(args)
+    search = DeploymentOptimizer(
+        space, _scenario(args), job, args.strategy, args.seed, trial_cost=cost
+    )
+    print(f"{len(space)} deployments, {search.scenario.describe()}.")
+    print("If they went as expected, the first trials would be, each at most:")
+    for deployment in search.ask(args.trials):
+        hours = cost(deployment) / 3600
+        print(f"  {deployment}: {hours * 60:.3g} min, ${hours * deployment.price_per_hour:.4g}")
+    dearest = max(cost(d) / 3600 * d.price_per_hour for d in space)
+    print(f"The dearest trial of all costs at most ${dearest:.4g}.")
+    return 0
 
 
 def _run(args: argparse.Namespace) -> int:
     profiler = LocalTorchrun(
         args.script, shlex.split(args.args), probe_s=args.probe_s, startup_s=args.startup_s
     )
-    space = SearchSpace(Catalog.from_yaml(args.catalog))
-    search = _search(args, space, _job(args, args.script))
-    return _show(search.run(profiler, on_trial=_line))
+    search = DeploymentOptimizer(
+        SearchSpace(_read_catalog(args.catalog), args.counts),
+        _scenario(args),
+        Job(
+            args.steps,
+            args.samples,
+            args.script,
+            tuple(shlex.split(args.args)),
+            args.checkpoint,
+            args.batch_policy,
+        ),
+        args.strategy,
+        args.seed,
+        args.store,
+        trial_cost=_trial_cost(args),
+    )
+    return _finish(search, profiler, args.report)
 
 
-def _plan(args: argparse.Namespace) -> int:
-    space = SearchSpace(Catalog.from_yaml(args.catalog))
-    search = _search(args, space, _job(args))
-    print(f"{len(space)} deployments, {search.scenario.describe()}; first trials at most:")
-    hours = (args.startup_s + args.probe_s) / 3600
-    for deployment in search.ask(args.trials):
-        dollars = hours * deployment.price_per_hour
-        print(f"  {deployment}: {hours * 60:.3g} min, ${dollars:.4g}")
-    return 0
+def _resume(args: argparse.Namespace) -> int:
+    space = None
+    if args.catalog is not None:
+        space = SearchSpace(_read_catalog(args.catalog), args.counts)
+    search = DeploymentOptimizer.resume(
+        args.store, space, accept_prices=args.accept_prices, trial_cost=_trial_cost(args)
+    )
+    if search.job.script is None:
+        raise InvalidInput(f"the search in {args.store!r} names no script to profile")
+    for trial in search.trials:
+        _line(trial)
+    profiler = LocalTorchrun(
+        search.job.script, search.job.args, probe_s=args.probe_s, startup_s=args.startup_s
+    )
+    return _finish(search, profiler, args.report)
 
 
 def _replay(args: argparse.Namespace) -> int:
-    profiler = TraceProfiler(args.trace, args.job, noise=args.noise, seed=args.seed)
+    profiler = TraceProfiler(
+        args.trace, args.job, noise=args.noise, seed=args.seed, catalog=Catalog.aws()
+    )
     search = DeploymentOptimizer(
         profiler.space,
-        Scenario(args.objective, args.budget, args.deadline),
+        _scenario(args),
         profiler.job_of(args.hours),
         args.strategy,
         args.seed,
         trial_cost=profiler.trial_seconds,
     )
-    return _show(search.run(profiler, on_trial=_line))
+    return _finish(search, profiler, args.report)
+
+
+def _report(args: argparse.Namespace) -> int:
+    print(DeploymentOptimizer.resume(args.store).report(args.folder))
+    return 0
+
+
+def _catalog(args: argparse.Namespace) -> int:
+    if args.file is None:
+        catalog = Catalog.aws(args.names, prices=args.prices)
+    else:
+        catalog = _read_catalog(args.file)
+        unknown = sorted(set(args.names or ()) - set(catalog))
+        if unknown:
+            raise InvalidInput(f"{args.file!r} has no type {unknown[0]!r}")
+    print(f"{'name':<16}{'$/h':>9}{'vcpus':>7}{'GiB':>8}  accelerators")
+    for name in args.names or catalog:
+        kind = catalog[name]
+        gpus = f"{kind.gpus:g} x {kind.gpu_name or '?'}" if kind.gpus else ""
+        print(
+            f"{kind.name:<16}{kind.price:>9.4g}{kind.vcpus or '':>7}{kind.mem_gib or '':>8}  {gpus}"
+        )
+    if catalog.dated:
+        print(f"prices: {catalog.dated}")
+    return 0
+
+
+def _finish(
+    search: DeploymentOptimizer, profiler: LocalTorchrun | TraceProfiler, report: str | None
+) -> int:
+    try:
+        best = search.run(profiler, on_trial=_line)
+    finally:
+        # Also of a search that found nothing feasible: that is when one wants to look.
+        if report is not None and any(t.observation.status == "ok" for t in search.trials):
+            print(f"report: {search.report(report)}")
+    _show(best)
+    return 0
 
 
 def _line(trial: Trial) -> None:
@@ -140,8 +263,7 @@ def _line(trial: Trial) -> None:
     print(f"{trial.deployment}: {what} ({seen.seconds:.0f} s, ${seen.dollars:.4g})", flush=True)
 
 
-def _show(best: Recommendation) -> int:
+def _show(best: Recommendation) -> None:
     print(best)
     for other in best.alternatives:
         print(f"  else {other.deployment}: {other.hours:.3g} h, ${other.dollars:.3g}")
-    return 0

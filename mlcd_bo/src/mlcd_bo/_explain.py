@@ -8,14 +8,14 @@ from ._recommendation import Estimate
 from ._situation import Situation
 from ._space import Deployment
 
-_Z95 = 1.959964
+Z95 = 1.959964
 
 
 def estimate_of(s: Situation, row: int, deployment: Deployment) -> Estimate:
     """Returns what the final run on one deployment is expected to take."""
     mean, sd, rate = float(s.mean[row]), float(s.sd[row]), float(s.rate[row])
     hours = float(np.exp(mean + 0.5 * sd**2))
-    low, high = float(np.exp(mean - _Z95 * sd)), float(np.exp(mean + _Z95 * sd))
+    low, high = float(np.exp(mean - Z95 * sd)), float(np.exp(mean + Z95 * sd))
     chance = float(s.feasible(s.most_hours())[row]) if s.limited else 1.0
     return Estimate(
         deployment=deployment,

@@ -347,6 +347,25 @@ class DeploymentOptimizer:
             alternatives=alternatives,
         )
 
+    def report(self, folder: str | PathLike[str]) -> Path:
+        """Writes a self-contained ``report.html`` and PNG pictures; returns the page's path.
+
+        Args:
+            folder: made if it is not there.
+
+        Raises:
+            NothingObserved: no trial has given a speed.
+            MissingExtra: matplotlib is not installed (extra ``plot``).
+            StoreError: the folder cannot be written.
+        """
+        from ._report import write_report
+
+        return write_report(self, folder)
+
+    def situation(self) -> Situation:
+        """Returns what the strategy sees now: beliefs, prices, what is left of the limits."""
+        return self._situation()
+
     def _situation(self, pending: Sequence[int] = ()) -> Situation:
         """Returns the state of the search, with `pending` trials committed at their most."""
         rows, values, noise = self._data()

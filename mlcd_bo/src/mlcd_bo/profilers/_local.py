@@ -10,9 +10,11 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from tqdm import tqdm
 
 from .._check import positive
 from .._errors import InvalidInput
@@ -102,10 +104,12 @@ class LocalTorchrun:
         """
         began = time.monotonic()
         folder = Path(tempfile.mkdtemp(prefix="mlcd-"))
-        try:
-            outcome = self._run(deployment, limits, folder, began)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        # disable=None: silent where standard error is no terminal.
+        with tqdm(bar_format="{desc}", leave=False, disable=None) as line:
+            try:
+                outcome = self._run(deployment, limits, folder, began, line.set_description_str)
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
         seconds = time.monotonic() - began
         dollars = deployment.price_per_hour * seconds / 3600
         if outcome.speed is None:
@@ -118,7 +122,12 @@ class LocalTorchrun:
         )
 
     def _run(
-        self, deployment: Deployment, limits: Limits, folder: Path, began: float
+        self,
+        deployment: Deployment,
+        limits: Limits,
+        folder: Path,
+        began: float,
+        say: Callable[[str], None],
     ) -> "_Outcome":
         kind = deployment.instance_type
         world = deployment.count * max(int(kind.gpus or 0), 1)
@@ -135,7 +144,9 @@ class LocalTorchrun:
                 start_new_session=True,
             )
         try:
-            outcome = self._watch(process, reports, limits, log, began)
+            outcome = self._watch(
+                process, reports, limits, log, began, lambda words: say(f"{deployment}: {words}")
+            )
             if limits.checkpoint is not None and outcome.speed is not None:
                 outcome = self._keep(process, reports, limits, outcome, wall)
             return outcome
@@ -176,6 +187,7 @@ class LocalTorchrun:
         limits: Limits,
         log: Path,
         began: float,
+        say: Callable[[str], None],
     ) -> "_Outcome":
         end = began + min(limits.seconds, self.startup_s + self.probe_s)
         first: float | None = None
@@ -196,6 +208,7 @@ class LocalTorchrun:
                     "mlcd_bo.step() was called without samples, but the job is stated in samples; "
                     "pass the number of samples of the step, or give Job(total_steps=...)",
                 )
+            say(_progress(speed, limits.unit, now - began))
             if speed is not None and self._enough(speed, limits, now - (first or now)):
                 return _Outcome(speed)
             if ended is not None:
@@ -268,6 +281,12 @@ def _written_since(path: Path, began: float) -> bool:
     files = [path, *path.rglob("*")] if path.is_dir() else [path]
     # A second of tolerance: some file systems keep whole seconds.
     return any(file.is_file() and file.stat().st_mtime >= began - 1.0 for file in files)
+
+
+def _progress(speed: Speed | None, unit: str, seconds: float) -> str:
+    if speed is None:
+        return f"starting, {seconds:.0f} s"
+    return f"{speed.value:,.4g} {unit}/s ± {speed.half_width:.1%}, {seconds:.0f} s"
 
 
 def _no_step(waited_s: float, reports: StepReports, log: Path) -> str:
