@@ -34,7 +34,6 @@ from bifeat_pyg import (
 
 from .graphs import features, graph, hetero
 
-
 SETTINGS = [
     {"num_workers": 0},
     {"num_workers": 0, "filter_per_worker": False},

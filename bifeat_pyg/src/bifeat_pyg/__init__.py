@@ -23,6 +23,7 @@ from bifeat_pyg._errors import SpecError as SpecError
 from bifeat_pyg._errors import StorageError as StorageError
 from bifeat_pyg._errors import UnknownAttrError as UnknownAttrError
 from bifeat_pyg._errors import VersionError as VersionError
+from bifeat_pyg._file import quantize_file as quantize_file
 from bifeat_pyg._loader import QuantizedLoader as QuantizedLoader
 from bifeat_pyg._quantize import quantize as quantize
 from bifeat_pyg._report import Report as Report

@@ -1,6 +1,7 @@
 """QuantizedFeatureStore: a PyG FeatureStore whose features lie packed."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -8,11 +9,13 @@ from torch import Tensor
 from torch_geometric.data import Data, FeatureStore, HeteroData
 from torch_geometric.data.feature_store import TensorAttr, _FieldStatus
 
+from bifeat_pyg._dispatch import check_index
 from bifeat_pyg._errors import FeatureError, LoaderError, UnknownAttrError
 from bifeat_pyg._fit import as_float, check_nan
 from bifeat_pyg._quantize import SUFFIX, label, names_of, spec_for
 from bifeat_pyg._report import Report, table_report
 from bifeat_pyg._rows import TensorSource, accepted
+from bifeat_pyg._save import load, save
 from bifeat_pyg._table import PackedTable, row_index
 from bifeat_pyg.quantizers._base import Codec, Spec
 
@@ -51,6 +54,7 @@ class QuantizedFeatureStore(FeatureStore):  # type: ignore[misc]
         # FeatureStore.__setattr__ is plain, but Data's is not: stay with ordinary attributes.
         self._tables: dict[Key, PackedTable] = {}
         self._plain: dict[Key, Tensor] = {}
+        self._path: Path | None = None
 
     @classmethod
     def from_data(
@@ -102,6 +106,35 @@ class QuantizedFeatureStore(FeatureStore):  # type: ignore[misc]
                 held = sorted({key for part in data.node_stores for key in part})
                 raise UnknownAttrError(f"no node has an attribute {name!r}; there are: {held}")
         return store
+
+    @classmethod
+    def open(cls, path: str | Path, verify: bool = False) -> "QuantizedFeatureStore":
+        """Returns a store that `save` or `quantize_file` wrote, its codes mapped, not read.
+
+        Processes that open it, or inherit it, share one copy of the codes in the system's cache. It
+        cannot be written through: `put_tensor` with an index is refused.
+
+        Args:
+            path: the folder.
+            verify: also read all codes and compare their checksum; parameters are always compared.
+
+        Raises:
+            FormatError: it is no store, or incomplete; VersionError, of another version.
+            ChecksumError: bytes were changed.
+            SpecError: a quantizer it needs is not installed.
+        """
+        store = cls()
+        store._path = Path(path).absolute()
+        store._tables, store._plain = load(store._path, verify)
+        return store
+
+    def save(self, path: str | Path) -> None:
+        """Writes the store into a new folder, which appears when it is complete.
+
+        Raises:
+            StorageError: something is there already, or it cannot be written.
+        """
+        save(Path(path).absolute(), self._tables, self._plain)
 
     def fetch(
         self,
@@ -160,7 +193,12 @@ class QuantizedFeatureStore(FeatureStore):  # type: ignore[misc]
             self._plain[key][index] = values.to(self._plain[key].dtype)
             return True
         rows = as_float(values.reshape(-1, table.codec.columns), 0, "error", label(*key))
-        self._writable(table)[index, : table.codec.row_bytes] = table.codec.encode(rows)
+        if self._path is not None:
+            raise FeatureError(
+                f"{label(*key)} is mapped from {self._path} and is not written in place; quantize "
+                "the changed features into another folder"
+            )
+        table.codes[index, : table.codec.row_bytes] = table.codec.encode(rows)
         return True
 
     def _get_tensor(self, attr: TensorAttr) -> Tensor:
@@ -171,7 +209,7 @@ class QuantizedFeatureStore(FeatureStore):  # type: ignore[misc]
             raise UnknownAttrError(self._missing(*key))
         tensor = self._plain[key]
         index = row_index(attr.index, tensor.shape[0])
-        return tensor[index]
+        return tensor[index if isinstance(index, slice) else check_index(index, tensor.shape[0])]
 
     def _remove_tensor(self, attr: TensorAttr) -> bool:
         key = (attr.group_name, attr.attr_name)
@@ -199,8 +237,17 @@ class QuantizedFeatureStore(FeatureStore):  # type: ignore[misc]
         held = [label(*key) for key in (*self._tables, *self._plain)]
         return f"the store holds no {label(group, name)}; it holds: {', '.join(held) or 'nothing'}"
 
-    def _writable(self, table: PackedTable) -> Tensor:
-        return table.codes
+    def __getstate__(self) -> dict[str, Any]:
+        # To a process that is spawned goes the path, not the mapping: it maps the same pages.
+        state = self.__dict__.copy()
+        if self._path is not None:
+            state["_tables"] = state["_plain"] = None
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self._path is not None:
+            self._tables, self._plain = load(self._path, verify=False)
 
     def __len__(self) -> int:
         return len(self._tables) + len(self._plain)
