@@ -54,7 +54,8 @@ def nothing_left(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(temporary))
     yield
     assert processes_of(tmp_path / "train.py") == []
-    assert list(temporary.iterdir()) == []
+    # torch keeps a cache of its own there.
+    assert [f for f in temporary.iterdir() if not f.name.startswith("torchinductor")] == []
 
 
 def profile(path, deployment=ONE, limits=None, **options):
@@ -175,7 +176,8 @@ CRASHES = {
 def test_failures_are_typed_and_leave_nothing(name, tmp_path):
     body, status, says = CRASHES[name]
     deployment = TWO if "rank" in name else ONE
-    seen = profile(script(tmp_path, body), deployment, startup_s=6.0, probe_s=2.0)
+    startup_s = 9.0 if status == "timeout" else 40.0
+    seen = profile(script(tmp_path, body), deployment, startup_s=startup_s, probe_s=2.0)
     assert seen.status == status, seen.detail
     assert math.isnan(seen.speed)
     assert seen.seconds > 0

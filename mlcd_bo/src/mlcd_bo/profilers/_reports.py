@@ -16,11 +16,13 @@ class StepReports:
 
     Args:
         folder: where the ranks write.
-        world: number of ranks.
+        world: number of ranks that write there.
+        first_rank: number of the first of them.
     """
 
-    def __init__(self, folder: Path, world: int) -> None:
+    def __init__(self, folder: Path, world: int, first_rank: int = 0) -> None:
         self.folder = folder
+        self.first_rank = first_rank
         self.world = world
         self._offsets = [0] * world
         self._rests = [b""] * world
@@ -50,21 +52,16 @@ class StepReports:
         """Samples that all ranks have reported so far."""
         return sum(map(sum, self._samples))
 
-    @property
-    def ranks_seen(self) -> int:
-        """Ranks that have reported at least one step."""
-        return sum(1 for times in self._times if times)
-
     def silent_ranks(self) -> list[int]:
         """Returns the ranks that have reported no step."""
-        return [rank for rank, times in enumerate(self._times) if not times]
+        return [self.first_rank + i for i, times in enumerate(self._times) if not times]
 
     def read(self) -> bool:
         """Takes in what the ranks have written since the last call; True if steps were added."""
         before = self.steps
         for rank in range(self.world):
             try:
-                with open(self.folder / f"rank-{rank}", "rb") as file:
+                with open(self.folder / f"rank-{self.first_rank + rank}", "rb") as file:
                     file.seek(self._offsets[rank])
                     data = file.read()
             except FileNotFoundError:
