@@ -35,6 +35,7 @@ from ._trial import Profiler as Profiler
 from ._trial import Trial as Trial
 from ._trial import TrialCost as TrialCost
 from .profilers._local import LocalTorchrun as LocalTorchrun
+from .profilers._ray import RayProfiler as RayProfiler
 from .profilers._trace import TraceProfiler as TraceProfiler
 
 if _TYPE_CHECKING:
