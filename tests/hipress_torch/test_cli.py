@@ -1,0 +1,40 @@
+"""The command line."""
+
+import pytest
+
+from hipress_torch import codecs
+from hipress_torch._cli import main
+
+
+def test_codecs_lists_every_codec(capsys):
+    assert main(["codecs"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[2:]] == list(codecs.available())
+    assert any(line.startswith("onebit") and " 1.02 " in line for line in lines)
+
+
+def test_check_runs_the_suite(capsys):
+    assert main(["check", "nbit", "bits=2", "random=true"]) == 0
+    assert "nbit(bits=2, random=True): " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["check", "nope"], "no codec is named 'nope'"),
+        (["check", "nbit", "bits=3"], "bits must be one of"),
+        (["check", "nbit", "bits"], "option=value"),
+        (["check", "tbq", "tau=big"], "tau must be float, got str"),
+    ],
+)
+def test_errors_are_one_line_and_status_2(arguments, told, capsys):
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert len(error.splitlines()) == 1
+
+
+def test_no_command_is_a_usage_error(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([])
+    assert stop.value.code == 2
