@@ -12,11 +12,15 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import kingpin_ray as kp
-from kingpin_ray import GroupedEstimator, Logistic, Ridge, _driver
+from kingpin_ray import GroupedEstimator, Logistic, Ridge, _driver, _estimator
 from kingpin_ray._session import ray_session
+from kingpin_ray._source import Files
+from kingpin_ray._store import Store
 from tests.kingpin_ray.data import FEATURES, grouped_frame
 from tests.kingpin_ray.faulty import Deadly
 
@@ -25,6 +29,8 @@ pytestmark = [
     # Ray 2.55 collects neither its Popen objects nor the /dev/null files it gave them.
     pytest.mark.filterwarnings("ignore:.*Popen.__del__:pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore:.*/dev/null:pytest.PytestUnraisableExceptionWarning"),
+    # Ray Data touches its own deprecated settings when its context is shown.
+    pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning:ray.data.context"),
 ]
 
 
@@ -237,3 +243,71 @@ def test_flights_on_actors_equal_scikit_learn(ray: Any) -> None:
             theirs.predict_proba(rows[columns]),
             atol=1e-6,
         )
+
+
+@pytest.fixture
+def parquet(tmp_path: Path) -> tuple[pd.DataFrame, str]:
+    frame = grouped_frame(n_groups=40)
+    frame["label"] = frame.label.astype(object)
+    frame.loc[frame.index % 17 == 0, "label"] = None
+    frame.loc[frame.key == "g003", "label"] = True
+    frame["unused"] = np.random.default_rng(0).normal(size=len(frame))
+    table = pa.Table.from_pandas(frame)
+    pq.write_table(table.slice(0, 1000), tmp_path / "a.parquet", row_group_size=300)
+    pq.write_table(table.slice(1000), tmp_path / "b.parquet", row_group_size=400)
+    return frame, str(tmp_path / "*.parquet")
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("fallback", ["global", None])
+def test_files_read_by_tasks_give_the_same_models_and_each_byte_is_read_once(
+    ray: Any, parquet: tuple[pd.DataFrame, str], fallback: str | None
+) -> None:
+    frame, path = parquet
+    options: dict[str, Any] = {"param_grid": {"C": [0.1, 1.0]}, "cv": 2, "fallback": fallback}
+    here = task(Logistic(), "label", plan="local", **options).fit(frame)
+    there = task(Logistic(), "label", **options).fit(path)
+    np.testing.assert_array_equal(here.predict_proba(frame), there.predict_proba(frame))
+    drop = ["seconds", "plan"]
+    assert here.results_.drop(drop).equals(there.results_.drop(drop))
+    needed = Files(path, ["key", "label", *FEATURES]).column_bytes()
+    assert needed <= there.bytes_read_ <= 1.01 * needed
+    if fallback == "global":
+        new = frame.head(9).assign(key="new")
+        np.testing.assert_array_equal(here.predict_proba(new), there.predict_proba(new))
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_ray_datasets_are_taken(ray: Any, parquet: tuple[pd.DataFrame, str]) -> None:
+    frame, path = parquet
+    data = ray.data.read_parquet(str(Path(path).parent)).drop_columns(["unused"])
+    here = task(Logistic(), "label", plan="local").fit(frame)
+    there = task(Logistic(), "label").fit(data)
+    assert there.plan_ == "task"
+    np.testing.assert_array_equal(here.predict_proba(frame), there.predict_proba(frame))
+    assert (here.predict(data) == here.predict(Path(path).parent)).all()
+
+
+def test_a_killed_run_over_files_resumes_on_actors(
+    ray: Any, parquet: tuple[pd.DataFrame, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frame, path = parquet
+    monkeypatch.setattr(_driver, "_CHUNK_ROWS", (500, 1000))
+    monkeypatch.setattr(_estimator, "SEGMENT_EVERY_S", 0.0)
+    real = Store.append
+    calls: list[int] = []
+
+    def dies(self: Store, outcomes: Any) -> None:
+        real(self, outcomes)
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Store, "append", dies)
+    with pytest.raises(KeyboardInterrupt):
+        task(Ridge(), store=tmp_path / "s").fit(path)
+    monkeypatch.setattr(Store, "append", real)
+    model = task(Ridge()).resume(tmp_path / "s")
+    here = task(Ridge(), plan="local").fit(frame)
+    np.testing.assert_array_equal(model.predict(frame), here.predict(frame))
+    assert model.results_.num_rows == 40

@@ -12,6 +12,7 @@ import numpy as np
 from kingpin_ray._engine import Outcome, Task, failed_outcome, fit_block
 from kingpin_ray._errors import ResourceError
 from kingpin_ray._session import actor_count, ray_session
+from kingpin_ray._shuffle import Shuffled
 from kingpin_ray._worker import Worker
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def run_local(frame: Frame, chunks: list[Chunk], task: Task) -> Iterator[tuple[C
 
 
 def run_task(
-    frame: Frame, chunks: list[Chunk], task: Task, num_actors: int | None
+    frame: Frame | Shuffled, chunks: list[Chunk], task: Task, num_actors: int | None
 ) -> Iterator[tuple[Chunk, Outcome]]:
     """Yields each chunk as some Ray actor finishes it.
 
@@ -102,6 +103,8 @@ def run_task(
     """
     task = replace(task, plan="task")
     with ray_session(num_actors) as ray:
+        if isinstance(frame, Shuffled):
+            frame.scatter(chunks)
         count = actor_count(ray, num_actors, len(chunks))
         pool = _Pool(ray, count)
         try:
@@ -160,7 +163,7 @@ class _Pool:
 
 
 def _dispatch(
-    ray: Any, pool: _Pool, frame: Frame, chunks: list[Chunk], task: Task
+    ray: Any, pool: _Pool, frame: Frame | Shuffled, chunks: list[Chunk], task: Task
 ) -> Iterator[tuple[Chunk, Outcome]]:
     waiting = deque(chunks)
     shared_task = ray.put(task)
@@ -171,7 +174,10 @@ def _dispatch(
             for actor, given in pool.given.items():
                 if waiting and len(given) == depth:
                     chunk = waiting.popleft()
-                    ref = actor.fit.remote(ray.put(frame.block(chunk.groups)), shared_task)
+                    if isinstance(frame, Shuffled):
+                        ref = actor.fit_pieces.remote(shared_task, *frame.arguments(chunk))
+                    else:
+                        ref = actor.fit.remote(ray.put(frame.block(chunk.groups)), shared_task)
                     given.append(ref)
                     running[ref] = (actor, chunk)
         timeout = None if running else _START_TIMEOUT_S
@@ -205,7 +211,7 @@ def _dispatch(
 
 
 def _again(
-    frame: Frame, chunk: Chunk, task: Task, waiting: deque[Chunk], error: str
+    frame: Frame | Shuffled, chunk: Chunk, task: Task, waiting: deque[Chunk], error: str
 ) -> Iterator[tuple[Chunk, Outcome]]:
     """Queues a chunk whose worker died, or yields it as failed: one group that did it often."""
     tries = chunk.tries + 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from kingpin_ray._fallback import add_fallback
 from kingpin_ray._folds import parse_cv
 from kingpin_ray._frame import (
     Columns,
+    Frame,
     array_columns,
     build_frame,
     columns_of,
@@ -36,8 +38,17 @@ from kingpin_ray._progress import Progress
 from kingpin_ray._result_table import raise_bad, with_keys
 from kingpin_ray._run import Run, adopt, set_names
 from kingpin_ray._scoring import scorer
-from kingpin_ray._session import ray_is_running
-from kingpin_ray._source import expand, is_path, read_paths
+from kingpin_ray._session import actor_count, ray_is_running, ray_session
+from kingpin_ray._shuffle import Shuffled
+from kingpin_ray._source import (
+    Files,
+    available_memory,
+    dataset_table,
+    expand,
+    is_dataset,
+    is_path,
+    read_paths,
+)
 from kingpin_ray._store import Store, restore_model
 from kingpin_ray.models._base import GroupModel, Naming
 from kingpin_ray.models._sklearn import PerGroup
@@ -103,6 +114,7 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
         estimators_: by key, the model as an object of its host library, made when asked for.
         classes_: the classes, for classifiers.
         plan_: the plan that was used.
+        bytes_read_: bytes that tasks took from Parquet files, each byte once.
 
     Example:
         >>> import pandas as pd
@@ -151,8 +163,9 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
         """Trains every group and returns itself.
 
         Args:
-            X: pandas DataFrame, Arrow table, Parquet path, glob or list of them; or an (N, D)
-                array, with `y`.
+            X: pandas DataFrame, Arrow table, Ray Dataset, Parquet path, glob or list of them; or
+                an (N, D) array, with `y`. Ray Datasets, and Parquet files that are large or when
+                `plan="task"`, are read in parts by Ray tasks and never pass through this process.
             y: (N,) target; None to take the column `target`.
             groups: (N,) keys, or (N, k) for composite ones; None to take the columns `by`.
 
@@ -162,10 +175,11 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
             BadGroupError: a group is bad and `on_bad="raise"`.
             ResourceError: the Ray cluster lacks the CPUs.
         """
-        run = self._prepare(X, y, groups, self.random_state)
-        if self.store is not None:
-            Store(self.store).begin(run.about(self))
-        return self._train(run, [], None if self.store is None else Store(self.store))
+        with ExitStack() as session:
+            run = self._prepare(X, y, groups, self.random_state, session)
+            if self.store is not None:
+                Store(self.store).begin(run.about(self))
+            return self._train(run, [], None if self.store is None else Store(self.store))
 
     def resume(
         self,
@@ -197,15 +211,17 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
                     "to resume(store, data)"
                 )
             X = manifest["paths"]
-        run = self._prepare(X, y, groups, manifest["seed"])
-        if run.fingerprint() != manifest["fingerprint"]:
-            raise StoreError(
-                f"store={os.fspath(store)!r} is of a run with other data, model, grid, cv or "
-                "min_rows; make the estimator with the same parameters and give it the same data"
-            )
-        if manifest["complete"]:
-            return adopt(self, kept, trust)
-        return self._train(run, kept.outcomes(trust), kept)
+        with ExitStack() as session:
+            run = self._prepare(X, y, groups, manifest["seed"], session)
+            if run.fingerprint() != manifest["fingerprint"]:
+                raise StoreError(
+                    f"store={os.fspath(store)!r} is of a run with other data, model, grid, cv or "
+                    "min_rows; make the estimator with the same parameters and give it the same "
+                    "data"
+                )
+            if manifest["complete"]:
+                return adopt(self, kept, trust)
+            return self._train(run, kept.outcomes(trust), kept)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes all models, keys and results to a new folder.
@@ -236,16 +252,25 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
             model = model.estimator
         return adopt(cls(model, **manifest["estimator"]), kept, trust)
 
-    def _prepare(self, X: Any, y: Any, groups: Any, seed: int | None) -> Run:
+    def _prepare(self, X: Any, y: Any, groups: Any, seed: int | None, session: ExitStack) -> Run:
         task = self._task()
+        if seed is None:
+            seed = int(np.random.default_rng().integers(2**31))
+        if (
+            y is None
+            and groups is None
+            and self.target is not None
+            and (is_path(X) or is_dataset(X))
+        ):
+            run = self._prepare_parts(X, task, int(seed), session)
+            if run is not None:
+                return run
         data, features_only = self._open(X, reset=True)
         parts = layout(data.names, self.by, None if y is not None else self.target, self.features)
         if y is None and self.target is None:
             raise ParameterError(
                 "requires y to be passed, but the target y is None; or name its column by target="
             )
-        if seed is None:
-            seed = int(np.random.default_rng().integers(2**31))
         frame = build_frame(
             data,
             parts,
@@ -264,17 +289,54 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
             paths=expand(X) if is_path(X) else None,
         )
 
+    def _prepare_parts(self, X: Any, task: Task, seed: int, session: ExitStack) -> Run | None:
+        """Returns a run whose data is read by Ray tasks; None when it should be read here."""
+        if _plan.check_plan(self.plan) == "local" or self.fallback == "parent" or not self.by:
+            return None
+        files = None
+        if is_path(X):
+            files = Files(X, self._needed())
+            names, rows = files.columns, files.n_rows
+        else:
+            names, rows = list(X.columns()), X.count()
+        parts = layout(names, self.by, self.target, self.features)
+        if self.plan == "auto" and files is not None:
+            seconds = self._predicted(task, np.array([rows]), len(parts.features))
+            small = files.column_bytes() < available_memory() // 8
+            if small and _plan.choose(seconds, ray_is_running(), self.num_actors) == "local":
+                return None
+        ray = session.enter_context(ray_session(self.num_actors))
+        columns = [*parts.by, parts.target, *parts.features]
+        if files is not None:
+            pieces: list[Any] = list(files.parts(2 * actor_count(ray, self.num_actors, 1 << 30)))
+        else:
+            pieces = X.select_columns(columns).to_arrow_refs()
+        frame = Shuffled(ray, pieces, columns, parts, task.model.classifier, seed)
+        return Run(
+            task=task,
+            frame=frame,
+            layout=parts,
+            groups_apart=False,
+            seed=seed,
+            n_features_in=len(parts.features),
+            paths=None if files is None else files.names,
+        )
+
+    def _predicted(self, task: Task, counts: NDArray[np.int64], features: int) -> float:
+        fits = len(task.configs) * (task.split.n_folds if task.split else 0) + 1
+        return _plan.predicted_seconds(task.model, counts, features, fits)
+
     def _train(self, run: Run, outcomes: list[Outcome], store: Store | None) -> GroupedEstimator:
         frame, task = run.frame, run.task
-        fits = len(task.configs) * (task.split.n_folds if task.split else 0) + 1
-        predicted = _plan.predicted_seconds(
-            task.model, frame.counts, len(run.layout.features), fits
-        )
+        predicted = self._predicted(task, frame.counts, len(run.layout.features))
         plan = _plan.check_plan(self.plan)
-        if plan == "auto":
+        if isinstance(frame, Shuffled):
+            plan = "task"
+            self.bytes_read_ = frame.bytes_read
+        elif plan == "auto":
             plan = _plan.choose(predicted, ray_is_running(), self.num_actors)
         chunks = remaining(make_chunks(frame.counts), outcomes)
-        if plan == "local":
+        if plan == "local" and isinstance(frame, Frame):
             done = run_local(frame, chunks, task)
         else:
             done = run_task(frame, chunks, task, self.num_actors)
@@ -340,6 +402,8 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
         """Returns the columns of an input, and whether it is an array of features alone."""
         if is_path(X):
             return columns_of(read_paths(X, self._needed())), False
+        if is_dataset(X):
+            return columns_of(dataset_table(X)), False
         if isinstance(X, (pa.Table, pa.RecordBatch)) or hasattr(X, "iloc"):
             return columns_of(X), False
         if issparse(X):

@@ -13,12 +13,13 @@ import pyarrow.compute as pc
 from kingpin_ray._blocks import Block
 from kingpin_ray._driver import make_chunks, run_local
 from kingpin_ray._engine import Task, concat_stacks, fit_block
+from kingpin_ray._frame import Frame
 from kingpin_ray._keys import encode
 from kingpin_ray._served import MISSING
 
 if TYPE_CHECKING:
-    from kingpin_ray._frame import Frame
     from kingpin_ray._served import Served
+    from kingpin_ray._shuffle import Shuffled
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +28,11 @@ GLOBAL_ROWS = 200_000
 
 
 def add_fallback(
-    served: Served, frame: Frame, task: Task, results: pa.Table, fallback: str | None
+    served: Served,
+    frame: Frame | Shuffled,
+    task: Task,
+    results: pa.Table,
+    fallback: str | None,
 ) -> None:
     """Trains the fallback models and puts them behind the groups' own in `served`.
 
@@ -36,15 +41,13 @@ def add_fallback(
     config = _best_overall(task, results)
     single = replace(task, configs=(task.configs[config],), split=None, min_rows=1)
     if fallback == "parent":
+        assert isinstance(frame, Frame)
         _add_parents(served, frame, single, config)
     if fallback is not None:
         _add_global(served, frame, single, config)
     if frame.classes is not None and served.fallback == MISSING:
         for g in np.flatnonzero((served.slot == MISSING) & ~served.skipped & (frame.counts > 0)):
-            rows = frame.order[frame.offsets[g] : frame.offsets[g + 1]]
-            codes = np.unique(frame.y[rows])
-            if len(codes) == 1:
-                served.constant[g] = int(codes[0])
+            served.constant[g] = frame.only_class(int(g))
 
 
 def _best_overall(task: Task, results: pa.Table) -> int:
@@ -74,18 +77,22 @@ def _append(served: Served, stack: dict[str, np.ndarray], config: int) -> int:
     return first
 
 
-def _add_global(served: Served, frame: Frame, task: Task, config: int) -> None:
-    rows = frame.sample(GLOBAL_ROWS, int(frame.seeds[0] >> np.uint64(33)))
-    X = frame.matrix(rows)
+def _add_global(served: Served, frame: Frame | Shuffled, task: Task, config: int) -> None:
+    usable = int(frame.counts.sum())
+    positions = np.arange(usable)
+    if usable > GLOBAL_ROWS:
+        rng = np.random.default_rng(int(frame.seeds[0] >> np.uint64(33)))
+        positions = np.sort(rng.choice(usable, GLOBAL_ROWS, replace=False))
+    X, y = frame.sample_rows(positions)
     if not task.model.accepts_missing:
         finite = np.isfinite(X).all(axis=1)
-        X, rows = X[finite], rows[finite]
-    if not len(rows):
+        X, y = X[finite], y[finite]
+    if not len(y):
         return
     block = Block(
         X=X,
-        y=frame.y[rows],
-        offsets=np.array([0, len(rows)]),
+        y=y,
+        offsets=np.array([0, len(y)]),
         groups=np.zeros(1, np.int64),
         seeds=frame.seeds[:1],
         n_classes=0 if frame.classes is None else len(frame.classes),

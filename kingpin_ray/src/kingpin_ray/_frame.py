@@ -270,12 +270,31 @@ class Frame:
             first=np.zeros(len(groups), np.int64),
         )
 
-    def sample(self, limit: int, seed: int) -> NDArray[np.int64]:
-        """Returns at most `limit` row numbers, drawn without replacement, ascending."""
-        if len(self.order) <= limit:
-            return np.sort(self.order)
-        rng = np.random.default_rng(seed)
-        return np.sort(rng.choice(self.order, limit, replace=False))
+    def target_sums(self) -> NDArray[np.int64]:
+        """Returns (G, K) rows of each class, or (G, 1) sums of the bits of the target.
+
+        Both tell changed data apart and do not depend on how rows are split into parts.
+        """
+        owner = np.repeat(np.arange(len(self.keys)), self.counts)
+        if self.classes is not None:
+            size = len(self.keys) * len(self.classes)
+            flat = owner * len(self.classes) + self.y[self.order].astype(np.int64)
+            return np.bincount(flat, minlength=size).reshape(len(self.keys), -1)
+        sums = np.zeros((len(self.keys), 1), np.int64)
+        np.add.at(sums[:, 0], owner, self.y[self.order].astype(np.float64).view(np.int64))
+        return sums
+
+    def sample_rows(
+        self, positions: NDArray[np.int64]
+    ) -> tuple[NDArray[np.floating], NDArray[np.generic]]:
+        """Returns features and target of some usable rows, counted in the order of the data."""
+        rows = np.sort(self.order)[positions]
+        return self.matrix(rows), self.y[rows]
+
+    def only_class(self, group: int) -> int:
+        """Returns the class of a group that holds one class only, else -1."""
+        codes = np.unique(self.y[self.order[self.offsets[group] : self.offsets[group + 1]]])
+        return int(codes[0]) if len(codes) == 1 else -1
 
 
 def build_frame(
@@ -285,6 +304,8 @@ def build_frame(
     groups: Any,
     classifier: bool,
     random_state: int,
+    *,
+    allow_empty: bool = False,
 ) -> Frame:
     """Returns the training data of a call to `fit`.
 
@@ -295,11 +316,12 @@ def build_frame(
         groups: list of Arrow arrays of the keys, or None to take `parts.by`.
         classifier: whether the target holds classes.
         random_state: the seed of the run.
+        allow_empty: whether data without a single target is taken.
 
     Raises:
         EmptyDataError: no row has a target.
     """
-    if data.n_rows == 0:
+    if data.n_rows == 0 and not allow_empty:
         raise EmptyDataError("the data has 0 rows; at least one sample is required")
     key_columns = groups if groups is not None else [data.get(name) for name in parts.by]
     names = parts.by if groups is None else tuple(f"group{i}" for i in range(len(groups)))
@@ -325,7 +347,7 @@ def build_frame(
     columns = [numeric_column(data.get(feature), feature) for feature in parts.features]
     n_groups = len(keys)
     dropped = np.bincount(ids[~kept], minlength=n_groups)
-    if not kept.any():
+    if not kept.any() and not allow_empty:
         raise EmptyDataError(
             f"target={name!r} is missing in all {data.n_rows} rows; there is nothing to train on"
         )

@@ -14,6 +14,7 @@ from kingpin_ray._store import describe_model, read_table, restore_model
 if TYPE_CHECKING:
     from kingpin_ray._engine import Task
     from kingpin_ray._frame import Frame
+    from kingpin_ray._shuffle import Shuffled
     from kingpin_ray._store import Store
     from kingpin_ray.models._base import Naming
 
@@ -50,7 +51,7 @@ class Run:
     """
 
     task: Task
-    frame: Frame
+    frame: Frame | Shuffled
     layout: Layout
     groups_apart: bool
     seed: int
@@ -68,7 +69,7 @@ class Run:
             repr((task.split, task.scoring, task.min_rows, self.seed, self.layout)),
         ]
         digest.update("\n".join(words).encode())
-        for array in (frame.keys.combos, frame.offsets, frame.y, frame.seeds):
+        for array in (frame.keys.combos, frame.counts, frame.seeds, frame.target_sums()):
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
 

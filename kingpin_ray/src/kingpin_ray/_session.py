@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 # A socket's path may have 107 characters; Ray adds about 75 to its folder.
 _LONGEST_FOLDER = 30
+# Seconds to wait for more CPUs when none is free, and when some are.
+_PATIENCE_S = (5.0, 1.0)
 
 
 def ray_is_running() -> bool:
@@ -66,6 +69,17 @@ def ray_session(num_cpus: int | None) -> Iterator[Any]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def _free_cpus(ray: Any, wanted: int) -> int:
+    """Returns the free CPUs; waits a little, as those of an ended actor come back with a delay."""
+    began = time.monotonic()
+    while True:
+        free = int(ray.available_resources().get("CPU", 0))
+        patience = _PATIENCE_S[min(free, 1)]
+        if free >= wanted or time.monotonic() - began > patience:
+            return free
+        time.sleep(0.05)
+
+
 def actor_count(ray: Any, asked: int | None, useful: int) -> int:
     """Returns how many one-CPU actors to start.
 
@@ -80,7 +94,7 @@ def actor_count(ray: Any, asked: int | None, useful: int) -> int:
         ResourceError: there are not that many CPUs, or none is free.
     """
     total = int(ray.cluster_resources().get("CPU", 0))
-    free = int(ray.available_resources().get("CPU", 0))
+    free = _free_cpus(ray, min(asked or total, total, useful))
     if asked is not None and asked > total:
         raise ResourceError(
             f"num_actors={asked}, but the Ray cluster has {total} CPUs and each actor takes one; "

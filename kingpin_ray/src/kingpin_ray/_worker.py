@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kingpin_ray._engine import fit_block
+from kingpin_ray._shuffle import join_pieces
 
 if TYPE_CHECKING:
     from kingpin_ray._blocks import Block
     from kingpin_ray._engine import Outcome, Task
+    from kingpin_ray._shuffle import Header
 
 
 class Worker:
@@ -34,3 +36,7 @@ class Worker:
 
             block = replace(block, X=block.X.copy(), y=block.y.copy())
         return fit_block(block, task)
+
+    def fit_pieces(self, task: Task, header: Header, *pieces: Any) -> Outcome:
+        """Returns what became of a chunk whose rows come from several parts."""
+        return self.fit(join_pieces(header, pieces), task)
