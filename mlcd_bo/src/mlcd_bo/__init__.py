@@ -36,6 +36,7 @@ from ._trial import Trial as Trial
 from ._trial import TrialCost as TrialCost
 from .profilers._local import LocalTorchrun as LocalTorchrun
 from .profilers._ray import RayProfiler as RayProfiler
+from .profilers._sky import SkyProfiler as SkyProfiler
 from .profilers._trace import TraceProfiler as TraceProfiler
 
 if _TYPE_CHECKING:
