@@ -161,3 +161,126 @@ def raw_hook(rank: int, ranks: int, dtype: str) -> dict[str, Any]:
     result = {"losses": losses, "parameters": flat(net), "metrics": state.metrics()}
     state.close()
     return result
+
+
+def continued(
+    rank: int, ranks: int, codec: str, folder: str, caps: tuple[float, float]
+) -> dict[str, Any]:
+    """Trains 8 steps in one go, and again with a restart from files in the middle."""
+
+    def start(cap: float, path: str | None) -> tuple[Any, ...]:
+        net = network()
+        if path is not None:
+            saved = torch.load(path, weights_only=True)
+            net.load_state_dict(saved["net"])
+        ddp = DistributedDataParallel(net, bucket_cap_mb=cap)
+        state = hipress_torch.register(ddp, codec=codec, seed=5)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.5)
+        if path is not None:
+            state.load_state_dict(saved["state"])
+            optimizer.load_state_dict(saved["optimizer"])
+        return net, ddp, state, optimizer
+
+    net, ddp, state, optimizer = start(caps[0], None)
+    for step in range(8):
+        train_step(ddp, optimizer, rank, step)
+        if step == 3:
+            path = os.path.join(folder, f"{codec}{rank}.pt")
+            saved = {
+                "net": net.state_dict(),
+                "state": state.state_dict(),
+                "optimizer": optimizer.state_dict(),
+            }
+            torch.save(saved, path)
+    whole = flat(net)
+    residuals = state.state_dict()["residuals"]
+    state.close()
+    net, ddp, state, optimizer = start(caps[1], path)
+    for step in range(4, 8):
+        train_step(ddp, optimizer, rank, step)
+    after = state.state_dict()
+    same = all(torch.equal(residuals[n], after["residuals"][n]) for n in residuals)
+    trace = os.path.join(folder, f"trace{rank}.json")
+    state.trace(trace)
+    state.close()
+    return {
+        "equal": whole == flat(net),
+        "residuals": same and len(residuals) == (6 if codec == "onebit" else 0),
+        "iteration": after["iteration"],
+        "trace": trace,
+    }
+
+
+def features(rank: int, ranks: int, feature: str) -> dict[str, Any]:
+    """Trains with one of DDP's features, plainly and compressed; returns both."""
+    found = {}
+    for codec in ("none", "onebit"):
+        torch.manual_seed(0)
+        net: torch.nn.Module = network()
+        options: dict[str, Any] = {"bucket_cap_mb": 0.2}
+        if feature == "unused":
+            net = Branches()
+            options["find_unused_parameters"] = True
+        elif feature == "static_graph":
+            options["static_graph"] = True
+        elif feature == "bucket_view":
+            options["gradient_as_bucket_view"] = True
+        elif feature == "sparse":
+            net = Words()
+        ddp = DistributedDataParallel(net, **options)
+        state = hipress_torch.register(ddp, codec=codec)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+        losses = []
+        if feature == "join":
+            with ddp.join():
+                for step in range(10 + 5 * rank):
+                    losses.append(train_step(ddp, optimizer, rank, step))
+        else:
+            for step in range(30):
+                if feature == "no_sync" and step % 3:
+                    with ddp.no_sync():
+                        x, y = batch_of(rank, step)
+                        loss = torch.nn.functional.cross_entropy(ddp(x), y)
+                        loss.backward()
+                        losses.append(float(loss.detach()))
+                elif feature == "no_sync":
+                    x, y = batch_of(rank, step)
+                    loss = torch.nn.functional.cross_entropy(ddp(x), y)
+                    loss.backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    losses.append(float(loss.detach()))
+                else:
+                    losses.append(train_step(ddp, optimizer, rank, step))
+        found[codec] = {
+            "losses": losses,
+            "parameters": flat(net),
+            "iterations": state.metrics()["iterations"],
+        }
+        state.close()
+    return found
+
+
+class Branches(torch.nn.Module):
+    """Uses one of two branches, by the step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.step = network(), network(200), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.step += 1
+        chosen: torch.nn.Module = self.left if self.step % 2 else self.right
+        return chosen(x)
+
+
+class Words(torch.nn.Module):
+    """Has an embedding with sparse gradients in front."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(50, 20, sparse=True)
+        self.net = network()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x + self.table((x[:, 0].abs() * 10).long().clamp(max=49)))

@@ -1,7 +1,9 @@
 """DDP on real gloo processes: what crosses the wire, what ranks end up with, what goes wrong."""
 
+import json
 import math
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -121,3 +123,31 @@ def test_the_raw_hook_works_for_other_dtypes(pool, dtype):
     assert results[0]["parameters"] == results[1]["parameters"]
     assert sum(results[0]["losses"][-5:]) < sum(results[0]["losses"][:5])
     assert results[0]["metrics"]["ratio"] > 20
+
+
+@pytest.mark.parametrize("codec", ["onebit", "terngrad"])
+@pytest.mark.parametrize("caps", [(0.2, 0.2), (0.2, 25.0)])
+def test_a_run_continues_bit_for_bit_from_a_file(pool, codec, caps, tmp_path):
+    for r in pool.run(jobs.continued, codec, str(tmp_path), caps):
+        assert r["equal"]
+        assert r["residuals"]
+        assert r["iteration"] == 8
+        events = json.loads(Path(r["trace"]).read_text(encoding="utf-8"))["traceEvents"]
+        assert {"encode", "merge", "decode", "exposed"} <= {e["name"] for e in events}
+        assert all(e["dur"] >= 0 for e in events if e["ph"] == "X")
+
+
+@pytest.mark.parametrize(
+    "feature", ["no_sync", "unused", "static_graph", "bucket_view", "sparse", "join"]
+)
+def test_features_of_ddp(pool, feature):
+    results = pool.run(jobs.features, feature)
+    for codec in ("none", "onebit"):
+        a, b = (r[codec] for r in results)
+        assert a["parameters"] == b["parameters"], codec
+        assert a["iterations"] == b["iterations"]
+        if feature != "join":
+            assert sum(a["losses"][-5:]) < sum(a["losses"][:5])
+    plain, onebit = results[0]["none"], results[0]["onebit"]
+    if feature == "no_sync":
+        assert plain["iterations"] == onebit["iterations"] == 10

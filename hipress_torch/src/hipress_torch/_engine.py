@@ -30,6 +30,11 @@ from hipress_torch._wire import HEADER_BYTES, NOT_FINITE, read_header, write_hea
 SEND_HOP, MERGE_HOP = 0, 1
 
 
+def values_of(gradient: torch.Tensor) -> torch.Tensor:
+    """Returns what a gradient holds: itself, or a sparse one's values."""
+    return gradient._values() if gradient.is_sparse else gradient
+
+
 @dataclass
 class Exchange:
     """A bucket on its way: its gradient, what remains to be done, and the future to complete."""
@@ -124,7 +129,8 @@ class Engine:
             f"bucket {exchange.bucket}, all-reduce",
         )
         ranks = self.first.size()
-        size = exchange.grad.numel() * exchange.grad.element_size()
+        values = values_of(exchange.grad)
+        size = values.numel() * values.element_size()
         self.recorder.count("bytes_sent", 2 * (ranks - 1) * size // ranks)
         self._queues[0].put(exchange)
 

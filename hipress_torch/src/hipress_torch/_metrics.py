@@ -1,11 +1,14 @@
 """What a state counts and times while it runs."""
 
+import json
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 EVENTS_KEPT = 20_000
 
@@ -57,3 +60,32 @@ class Recorder:
     def seconds(self, stage: str) -> float:
         """Returns the time spent in a stage so far."""
         return self._seconds.get(stage, 0.0)
+
+
+def write_trace(path: Path, recorder: Recorder, rank: int) -> None:
+    """Writes the events in the trace event format: microseconds, a row for each thread."""
+    events = list(recorder.events)
+    start = min((e.began_ns for e in events), default=0)
+    threads = {name: i for i, name in enumerate(dict.fromkeys(e.thread for e in events))}
+    rows: list[dict[str, object]] = [
+        {"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}}
+    ]
+    rows += [
+        {"name": "thread_name", "ph": "M", "pid": rank, "tid": i, "args": {"name": name}}
+        for name, i in threads.items()
+    ]
+    rows += [
+        {
+            "name": e.stage,
+            "ph": "X",
+            "pid": rank,
+            "tid": threads[e.thread],
+            "ts": (e.began_ns - start) / 1e3,
+            "dur": (e.ended_ns - e.began_ns) / 1e3,
+            "args": {"iteration": e.iteration, "bucket": e.bucket, "part": e.part},
+        }
+        for e in events
+    ]
+    beside = path.with_name(path.name + ".part")
+    beside.write_text(json.dumps({"traceEvents": rows, "displayTimeUnit": "ms"}), encoding="utf-8")
+    os.replace(beside, path)

@@ -5,11 +5,13 @@ iteration and after a restart.
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
+
+from hipress_torch._errors import StateError
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class Registry:
         self.known: list[Known] = []
         self._residual: torch.Tensor | None = None
         self._size = 0
+        # Loaded residuals of parameters that have not been met yet, by name.
+        self._loaded: dict[str, torch.Tensor] = {}
 
     def add_named(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Takes parameters with their names; those met before keep what they have."""
@@ -90,7 +94,45 @@ class Registry:
             grown = torch.zeros(self._size, device=device)
             grown[: self._residual.numel()] = self._residual
             self._residual = grown
+        if self._loaded:
+            self._place(self._residual)
         return self._residual
+
+    def save(self) -> dict[str, torch.Tensor]:
+        """Returns a copy of each parameter's residual on the CPU, by name."""
+        views = ((k.name, self.residual_of(k)) for k in self.known)
+        kept = {name: view.detach().cpu().clone() for name, view in views if view is not None}
+        return kept | self._loaded
+
+    def load(self, residuals: Mapping[str, torch.Tensor]) -> None:
+        """Takes saved residuals; parameters that they do not name start with none.
+
+        Raises:
+            StateError: a residual's shape is not its parameter's; nothing is changed then.
+        """
+        shapes = {k.name: k.shape for k in self.known}
+        for name, residual in residuals.items():
+            if name in shapes and tuple(residual.shape) != shapes[name]:
+                raise StateError(
+                    f"residual of {name!r}: shape {tuple(residual.shape)} in the state dict, "
+                    f"{shapes[name]} in this model; load the state of a run of the same model"
+                )
+        if self._residual is not None:
+            self._residual.zero_()
+        self._loaded = {n: r.detach().to(torch.float32).clone() for n, r in residuals.items()}
+
+    def _place(self, buffer: torch.Tensor) -> None:
+        for known in self.known:
+            residual = self._loaded.pop(known.name, None)
+            if residual is None:
+                continue
+            if tuple(residual.shape) != known.shape:
+                raise StateError(
+                    f"residual of {known.name!r}: shape {tuple(residual.shape)} in the state dict, "
+                    f"{known.shape} in this model; load the state of a run of the same model"
+                )
+            at = slice(known.residual, known.residual + known.count)
+            buffer[at] = residual.flatten().to(buffer.device)
 
     def residual_of(self, known: Known) -> torch.Tensor | None:
         """Returns a view of one parameter's residual, or None while there is no residual."""

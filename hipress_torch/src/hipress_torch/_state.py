@@ -1,8 +1,10 @@
 """The state of compressed synchronization for one DDP module."""
 
 import contextlib
+import os
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,11 +14,11 @@ from torch._C._distributed_c10d import GradBucket
 from hipress_torch import codecs
 from hipress_torch._codec import Codec
 from hipress_torch._compll._algorithm import Algorithm
-from hipress_torch._engine import Engine, Exchange
-from hipress_torch._errors import CodecError, PlanError, UnsupportedError
+from hipress_torch._engine import Engine, Exchange, values_of
+from hipress_torch._errors import CodecError, PlanError, StateError, UnsupportedError
 from hipress_torch._groups import check_agreement, new_like, require_group
 from hipress_torch._layout import Part, Placed, build_parts
-from hipress_torch._metrics import Recorder
+from hipress_torch._metrics import Recorder, write_trace
 from hipress_torch._registry import Registry
 
 STRATEGIES = ("auto", "ps", "allreduce")
@@ -153,12 +155,13 @@ class HiPressState:
             ):  # outside of a backward pass there is no such queue
                 torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)
         ranks = engine.first.size()
-        self._recorder.count("bytes_plain", 8 * (ranks - 1) * buffer.numel() // ranks)
+        self._recorder.count("bytes_plain", 8 * (ranks - 1) * values_of(buffer).numel() // ranks)
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         if ranks == 1 or buffer.numel() == 0:
             future.set_result(buffer)
             return future
-        if self._plain_sum:
+        # A sparse gradient names its rows: there is no fixed layout to code it in.
+        if self._plain_sum or buffer.is_sparse:
             exchange = self._exchange(bucket, buffer, buffer, 1, future)
             engine.submit_plain(exchange)
             return future
@@ -186,7 +189,9 @@ class HiPressState:
                 buffer.copy_(grad)
             future.set_result(buffer)
 
-        residual = self._registry.residual(grad.device) if self.error_feedback else None
+        residual = None
+        if self.error_feedback and not grad.is_sparse:
+            residual = self._registry.residual(grad.device)
         return Exchange(bucket.index(), self._iteration, grad, residual, parts, finish, future)
 
     def _layout(
@@ -255,6 +260,64 @@ class HiPressState:
             "seconds": {s: r.seconds(s) for s in STAGES},
         }
 
+    def state_dict(self) -> dict[str, Any]:
+        """Returns this rank's residuals and counters: tensors and plain values, own copies.
+
+        Every rank saves its own: residuals differ from rank to rank. What :func:`torch.save` makes
+        of it loads with ``weights_only=True``.
+
+        Returns:
+            ``version``, ``iteration``, ``seed``, ``ranks``, and ``residuals``: float32 tensors of
+            the parameters' shapes by name, each this rank's share of what the mean still owes.
+        """
+        ranks = 0 if self._engine is None else self._engine.first.size()
+        return {
+            "version": STATE_VERSION,
+            "iteration": self.iteration,
+            "seed": self.seed,
+            "ranks": ranks,
+            "residuals": self._registry.save() if self.error_feedback else {},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on where :meth:`state_dict` left off, bit for bit, whatever the buckets' sizes.
+
+        Call it on every rank, before training goes on. With more ranks than before, a new rank
+        loads another's state with ``residuals`` replaced by ``{}``; with fewer, add the residuals
+        of the ranks that are gone to those of one that stays: residuals are shares of the mean, so
+        that no factor is needed.
+
+        Raises:
+            StateError: something is missing, of another version, or of another shape.
+        """
+        missing = [k for k in ("version", "iteration", "seed", "residuals") if k not in state]
+        if missing:
+            raise StateError(
+                f"state dict: {', '.join(missing)} missing; pass what state_dict() returned"
+            )
+        if state["version"] != STATE_VERSION:
+            raise StateError(
+                f"state dict: version {state['version']!r}, this release reads {STATE_VERSION}; "
+                f"load it with the release that wrote it"
+            )
+        if state["seed"] != self.seed:
+            raise StateError(
+                f"state dict: seed {state['seed']}, but this state has seed {self.seed}; make "
+                f"it with "
+                f"seed={state['seed']} so that random rounding goes on as it would have"
+            )
+        self._registry.load(state["residuals"])
+        self._iteration = int(state["iteration"]) - 1
+
+    def trace(self, path: str | os.PathLike[str]) -> None:
+        """Writes the latest stages of every bucket as a trace for Perfetto or chrome://tracing.
+
+        Args:
+            path: a JSON file; written beside and renamed.
+        """
+        rank = 0 if self._engine is None else self._engine.first.rank()
+        write_trace(Path(path), self._recorder, rank)
+
     def close(self) -> None:
         """Stops the workers and gives the process groups back; it is of no use afterwards."""
         engine, self._engine = self._engine, None
@@ -265,6 +328,7 @@ class HiPressState:
                     dist.destroy_process_group(group)
 
 
+STATE_VERSION = 1
 STAGES = ("encode", "send wait", "merge", "gather wait", "decode", "all-reduce wait", "exposed")
 
 
