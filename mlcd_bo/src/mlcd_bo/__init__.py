@@ -29,6 +29,7 @@ from ._space import Deployment as Deployment
 from ._space import SearchSpace as SearchSpace
 from ._step import step as step
 from ._strategies import strategies as strategies
+from ._transfer import EarlierJob as EarlierJob
 from ._trial import Limits as Limits
 from ._trial import Observation as Observation
 from ._trial import Profiler as Profiler

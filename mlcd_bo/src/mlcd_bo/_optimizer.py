@@ -12,7 +12,6 @@ from os import PathLike
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ._check import positive_int
 from ._errors import (
@@ -22,6 +21,7 @@ from ._errors import (
     ProfilingFailed,
     StoreError,
 )
+from ._evidence import Evidence
 from ._explain import estimate_of, reason_for
 from ._job import Job
 from ._ledger import Ledger
@@ -33,6 +33,7 @@ from ._situation import Situation
 from ._space import Deployment, SearchSpace
 from ._store import Store, check_same, search_fields, space_of, trial_of
 from ._strategies import strategy_named
+from ._transfer import EarlierJob, TransferModel
 from ._trial import Limits, Observation, Profiler, Trial, TrialCost
 
 # A recommendation less likely than this to keep the limit is reported as none at all.
@@ -51,6 +52,8 @@ class DeploymentOptimizer:
         strategy: ``"gittins"`` (see `mlcd_bo.strategies` for the names).
         seed: for strategies that draw by chance.
         store: a file in which everything is kept as it happens, to `resume` from.
+        earlier: searches of other jobs (or the stores they are kept in), whose curves are used
+            as far as they fit (strategies on the scaling model only).
         trial_cost: most seconds a trial of a deployment may last; `run` takes the profiler's
             own `trial_seconds` where it has one.
 
@@ -79,6 +82,7 @@ class DeploymentOptimizer:
         seed: int = 0,
         store: str | PathLike[str] | None = None,
         *,
+        earlier: "Sequence[DeploymentOptimizer | EarlierJob | str | PathLike[str]]" = (),
         trial_cost: Callable[[Deployment], float] | None = None,
     ) -> None:
         for name, value, kind in (
@@ -95,14 +99,20 @@ class DeploymentOptimizer:
         self.seed = int(seed)
         self.trials: list[Trial] = []
         self._decider = strategy_named(strategy)
-        self._model = ScalingModel(space) if self._decider.model == "scaling" else PlainModel(space)
+        self._earlier = [_earlier(job) for job in earlier]
+        self._model = PlainModel(space) if self._decider.model == "plain" else ScalingModel(space)
+        if self._earlier and self._decider.model == "scaling":
+            self._model = TransferModel(space, self._earlier)
         self._rate = np.array([d.price_per_hour for d in space])
+        self._count = np.array([d.count for d in space])
         self._stop_reason = ""
         self._lost: list[tuple[float, float]] = []
         self._plan_trials(trial_cost or TrialCost())
         self._store = None if store is None else Store(store)
         if self._store is not None:
-            self._store.begin(search_fields(space, scenario, job, strategy, self.seed))
+            self._store.begin(
+                search_fields(space, scenario, job, strategy, self.seed, self._earlier)
+            )
             if self._store.trials():
                 raise StoreError(
                     f"store {str(store)!r} already holds trials of this search; go on with "
@@ -148,6 +158,7 @@ class DeploymentOptimizer:
             Job(**content["job"]),
             content["strategy"],
             content["seed"],
+            earlier=[EarlierJob.from_rows(rows) for rows in content["earlier"]],
             trial_cost=trial_cost,
         )
         search.trials = [trial_of(search.space[row], kept) for row, kept in file.trials()]
@@ -368,8 +379,9 @@ class DeploymentOptimizer:
 
     def _situation(self, pending: Sequence[int] = ()) -> Situation:
         """Returns the state of the search, with `pending` trials committed at their most."""
-        rows, values, noise = self._data()
-        left = math.log(max(self.work_left, 1e-300) / 3600)
+        seen = Evidence.of(self.space, self.job, self.trials)
+        left = max(self.work_left, 1e-300) / 3600
+        rows, values, noise = seen.rows, seen.values, seen.noise
         posterior = self._model.posterior(rows, values, noise)
         for row in pending:
             # A running trial is taken to turn out as expected: it narrows, it does not move.
@@ -385,80 +397,26 @@ class DeploymentOptimizer:
             spent.budget,
             spent.deadline,
         )
-        failed, tried = self._failures()
-        closed = failed | np.isfinite(self._measured())
+        closed = seen.failed | np.isfinite(seen.pace)
         closed[list(pending)] = True
         return Situation(
             objective=self.scenario.objective or "time",
             ledger=committed,
             rate=self._rate,
-            mean=posterior.mean + left,
+            mean=posterior.mean + math.log(left),
             sd=posterior.sd,
-            measured=self._measured(),
+            measured=seen.pace * left,
             open=~closed,
-            failed=failed,
+            failed=seen.failed,
             trial_hours=np.maximum(self._trial_hours - side_by_side, 0.0),
             trial_dollars=self._trial_dollars,
-            expected=self._expected_part(),
+            expected=seen.part_of(self._trial_hours * 3600),
             kind=self._model.features.kind,
-            count=np.array([d.count for d in self.space]),
-            tried=tried,
+            count=self._count,
+            tried=seen.tried,
             running=len(pending),
             rng=np.random.default_rng([self.seed, len(self.trials), len(pending)]),
         )
-
-    def _data(self) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
-        good = [t for t in self.trials if t.observation.status == "ok"]
-        rows = np.array([self.space.position(t.deployment) for t in good], dtype=np.int64)
-        speed = np.array([t.observation.speed for t in good])
-        sem = np.array([t.observation.speed_sem for t in good])
-        return rows, -np.log(speed), (sem / speed) ** 2 + MODEL_NOISE**2
-
-    def _measured(self) -> NDArray[np.float64]:
-        """Returns hours of the work left by measurement alone, NaN where there is none."""
-        rows, values, noise = self._data()
-        n = len(self.space)
-        weight = np.bincount(rows, 1.0 / noise, n)
-        total = np.bincount(rows, values / noise, n)
-        with np.errstate(invalid="ignore"):
-            return np.asarray(np.exp(total / weight) * self.work_left / 3600)
-
-    def _expected_part(self) -> float:
-        """Returns which part of their largest cost trials have taken, 1 before the first."""
-        parts = [
-            t.observation.seconds / (3600 * self._trial_hours[self.space.position(t.deployment)])
-            for t in self.trials
-            if t.observation.status == "ok"
-        ]
-        return float(np.clip(np.mean(parts), 0.02, 1.0)) if parts else 1.0
-
-    def _failures(self) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-        """Returns what failures rule out, and the rows tried in order."""
-        kind = self._model.features.kind
-        count = np.array([d.count for d in self.space])
-        spot = np.array([d.spot for d in self.space])
-        failed = np.zeros(len(self.space), dtype=bool)
-        tried, preempted = [], set()
-        for trial in self.trials:
-            row = self.space.position(trial.deployment)
-            tried.append(row)
-            status = trial.observation.status
-            same = kind == kind[row]
-            if status == "oom":
-                # A fixed global batch leaves less for each worker when there are more of them;
-                # a fixed local batch needs the same memory on any number of machines.
-                fewer = count <= count[row]
-                failed |= same & fewer if self.job.batch_policy == "global" else same
-            elif status == "quota":
-                failed |= same & (count >= count[row]) & (spot == spot[row])
-            elif status == "preempted":
-                # Once is bad luck; it may be tried again. Twice is how this market is.
-                failed[row] |= row in preempted
-                preempted.add(row)
-            elif status in ("error", "timeout"):
-                failed[row] = True
-        failed &= ~np.isfinite(self._measured())
-        return failed, np.array(tried, dtype=np.int64)
 
     def _check_failures(self) -> None:
         last = [trial.observation for trial in self.trials[-_FAILURES_IN_A_ROW:]]
@@ -476,6 +434,14 @@ class DeploymentOptimizer:
 
 def _words(observation: Observation) -> str:
     return f"{observation.status}: {observation.detail or 'no detail'}"
+
+
+def _earlier(job: "DeploymentOptimizer | EarlierJob | str | PathLike[str]") -> EarlierJob:
+    if isinstance(job, EarlierJob):
+        return job
+    if not isinstance(job, DeploymentOptimizer):
+        job = DeploymentOptimizer.resume(job)
+    return EarlierJob.of(job.trials)
 
 
 def _side_by_side(

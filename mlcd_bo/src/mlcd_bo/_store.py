@@ -20,6 +20,7 @@ from ._errors import CatalogChanged, StoreError
 from ._job import Job
 from ._scenario import Scenario
 from ._space import Deployment, SearchSpace
+from ._transfer import EarlierJob
 from ._trial import Observation, Trial
 
 _FORMAT = 1
@@ -158,7 +159,12 @@ class Store:
 
 
 def search_fields(
-    space: SearchSpace, scenario: Scenario, job: Job, strategy: str, seed: int
+    space: SearchSpace,
+    scenario: Scenario,
+    job: Job,
+    strategy: str,
+    seed: int,
+    earlier: Sequence[EarlierJob] = (),
 ) -> dict[str, Any]:
     """Returns what a search is, as plain values that JSON can hold."""
     types = list(dict.fromkeys(d.instance_type for d in space))
@@ -180,6 +186,7 @@ def search_fields(
         },
         "strategy": strategy,
         "seed": seed,
+        "earlier": [one.as_rows() for one in earlier],
     }
 
 
