@@ -20,6 +20,7 @@ from ._metrics import NAMES, Scaler, as_matrix
 from ._profile import Accumulator
 from ._simulate import Emulation
 from ._task import ProxyTask
+from ._threads import intra_op_threads
 
 if TYPE_CHECKING:
     import torch
@@ -86,7 +87,8 @@ class Emulator:
         """The model whose loss on a client's data is one of the metrics; trained once."""
         if self._reference is None:
             x, y = (part[self._reference_index] for part in self.task.data)
-            self._reference = _train_reference(self.task, x, y, self.seed)
+            with intra_op_threads(1):
+                self._reference = _train_reference(self.task, x, y, self.seed)
         return self._reference
 
     def measure(self, x: "torch.Tensor", y: "torch.Tensor") -> dict[str, float]:

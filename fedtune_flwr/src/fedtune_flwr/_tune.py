@@ -28,6 +28,7 @@ from ._policy import Policy
 from ._report import Gain, Trial, TuneReport
 from ._simulate import Candidate, Emulation, simulate
 from ._space import SearchSpace
+from ._threads import intra_op_threads
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class TuneOptions:
         fraction: share of the clients that train in a round.
         customize: False searches global settings only.
         weight: whether aggregation weights may be changed.
+        threads: torch threads while tuning; more than 1 pays for large models only.
     """
 
     budget: int = 48
@@ -64,13 +66,15 @@ class TuneOptions:
     fraction: float = 1.0
     customize: bool = True
     weight: bool = True
+    threads: int = 1
 
     def __post_init__(self) -> None:
         if self.budget < 12:
             raise ConfigError(f"budget={self.budget!r} must be at least 12 evaluations")
-        if self.emulations < 1 or self.confirmations < 2 or self.rounds < 1:
+        if min(self.emulations, self.rounds, self.threads) < 1 or self.confirmations < 2:
             raise ConfigError(
-                f"emulations={self.emulations!r} and rounds={self.rounds!r} must be at least 1, "
+                f"emulations={self.emulations!r}, rounds={self.rounds!r} and "
+                f"threads={self.threads!r} must be at least 1, "
                 f"confirmations={self.confirmations!r} at least 2"
             )
         if not 0 < self.fraction <= 1:
@@ -108,12 +112,13 @@ def tune(
     options = options or TuneOptions()
     emulator.task.check_space(space)
     factory = tuners.get(tuner)
-    search = _Search(space, emulator, metrics, options, progress or log.info)
-    try:
-        proposer = factory(search.cube.dimensions, seed)
-    except Exception as error:
-        raise TunerError(f"tuner {tuner!r} could not be made: {error!r}") from error
-    return search.run(proposer, tuner)
+    with intra_op_threads(options.threads):
+        search = _Search(space, emulator, metrics, options, progress or log.info)
+        try:
+            proposer = factory(search.cube.dimensions, seed)
+        except Exception as error:
+            raise TunerError(f"tuner {tuner!r} could not be made: {error!r}") from error
+        return search.run(proposer, tuner)
 
 
 @dataclass
