@@ -23,5 +23,7 @@ from kingpin_ray._estimator import GroupedEstimator as GroupedEstimator
 from kingpin_ray.models._linear import Linear as Linear
 from kingpin_ray.models._linear import Ridge as Ridge
 from kingpin_ray.models._logistic import Logistic as Logistic
+from kingpin_ray.models._network import MLP as MLP
+from kingpin_ray.models._network import Torch as Torch
 
 __version__ = _version("kingpin-ray")

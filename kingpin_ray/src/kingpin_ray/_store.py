@@ -363,4 +363,6 @@ def _plain(value: Any) -> Any:
         return value.item()
     if isinstance(value, tuple):
         return list(value)
+    if callable(value) and getattr(value, "__qualname__", "<").isidentifier():
+        return f"{value.__module__}:{value.__qualname__}"
     raise TypeError(f"{type(value).__name__} is not a plain value")

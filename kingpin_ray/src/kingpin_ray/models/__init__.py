@@ -20,7 +20,9 @@ GROUP = "kingpin_ray.models"
 _BUILT_IN = {
     "linear": ("kingpin_ray.models._linear", "Linear"),
     "logistic": ("kingpin_ray.models._logistic", "Logistic"),
+    "mlp": ("kingpin_ray.models._network", "MLP"),
     "ridge": ("kingpin_ray.models._linear", "Ridge"),
+    "torch": ("kingpin_ray.models._network", "Torch"),
 }
 
 
