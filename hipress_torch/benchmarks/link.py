@@ -1,0 +1,174 @@
+"""Time of a training step over a shaped link: plain DDP, torch's own hooks, and ours.
+
+Ranks are hosts (network namespaces) on this machine, joined by links of a set rate. All
+configurations train copies of one model, step by step in turn, so that what disturbs the machine
+disturbs all alike. Needs Linux and root. The model is a multilayer perceptron of 16.5M parameters
+(or, with --model cnn, a small convolutional network that computes much and sends little).
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import _hosts
+import _measure
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+import hipress_torch
+
+OURS: dict[str, tuple[str, dict[str, Any]]] = {
+    "onebit": ("onebit", {}),
+    "nbit 4": ("nbit", {}),
+    "our fp16": ("fp16", {}),
+}
+
+
+def model(kind: str) -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
+    """Returns a model, a batch and its labels."""
+    torch.manual_seed(0)
+    if kind == "cnn":
+        net = torch.nn.Sequential(
+            torch.nn.Conv2d(3, 32, 3, padding=1),
+            torch.nn.ReLU(),
+            torch.nn.Conv2d(32, 64, 3, padding=1, stride=2),
+            torch.nn.ReLU(),
+            torch.nn.Conv2d(64, 64, 3, padding=1, stride=2),
+            torch.nn.ReLU(),
+            torch.nn.Flatten(),
+            torch.nn.Linear(64 * 64, 10),
+        )
+        return net, torch.randn(16, 3, 32, 32), torch.randint(0, 10, (16,))
+    net = torch.nn.Sequential(
+        torch.nn.Linear(1024, 2048),
+        torch.nn.ReLU(),
+        *(layer for _ in range(3) for layer in (torch.nn.Linear(2048, 2048), torch.nn.ReLU())),
+        torch.nn.Linear(2048, 1000),
+    )
+    return net, torch.randn(8, 1024), torch.randint(0, 1000, (8,))
+
+
+def worker(rank: int, ranks: int, folder: str, kind: str, steps: int, names: list[str]) -> None:
+    """Times the steps of every configuration; rank 0 writes them."""
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{folder}/store", ranks)
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=600)
+    )
+    trainers = {}
+    for name in names:
+        net, x, y = model(kind)
+        # PowerSGD has the fewest messages, and its best times, with everything in one bucket.
+        cap = 1000 if name == "powersgd 2" else 25
+        ddp = None if name == "compute" else DistributedDataParallel(net, bucket_cap_mb=cap)
+        state: Any = None
+        if ddp is not None:
+            if name == "fp16":
+                ddp.register_comm_hook(dist.group.WORLD, default_hooks.fp16_compress_hook)
+            elif name == "powersgd 2":
+                state = powerSGD_hook.PowerSGDState(None, 2, start_powerSGD_iter=2)
+                ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+            elif name != "none":
+                codec, options = OURS[name]
+                state = hipress_torch.register(ddp, codec=codec, timeout_s=300, **options)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        trainers[name] = (ddp or net, optimizer, state)
+    seconds: dict[str, list[float]] = {name: [] for name in trainers}
+    # Two steps to warm up: buckets are filled anew, and PowerSGD compresses, from the third on.
+    for step in range(steps + 2):
+        for name, (net, optimizer, _) in trainers.items():
+            dist.barrier()
+            began = time.perf_counter()
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(net(x), y).backward()
+            optimizer.step()
+            if step > 1:
+                seconds[name].append(time.perf_counter() - began)
+    if rank == 0:
+        sent = {
+            n: s.metrics()["bytes_sent"] / (steps + 2)
+            for n, (_, _, s) in trainers.items()
+            if isinstance(s, hipress_torch.HiPressState)
+        }
+        Path(folder, "out.json").write_text(json.dumps({"seconds": seconds, "sent": sent}))
+    dist.barrier()
+    for _, _, state in trainers.values():
+        if isinstance(state, hipress_torch.HiPressState):
+            state.close()
+    dist.destroy_process_group()
+
+
+def measure(ranks: int, megabits: int | None, kind: str, steps: int, names: list[str]) -> Any:
+    """Runs the workers on hosts of their own; returns what rank 0 wrote."""
+    with (
+        tempfile.TemporaryDirectory(prefix="hipress-") as folder,
+        _hosts.hosts(ranks, megabits) as hosts,
+    ):
+        processes = []
+        for rank, host in enumerate(hosts):
+            command = [
+                "ip", "netns", "exec", host, "env", "GLOO_SOCKET_IFNAME=eth0", "OMP_NUM_THREADS=1",
+                sys.executable, __file__, "--worker",
+                json.dumps([rank, ranks, folder, kind, steps, names]),
+            ]  # fmt: skip
+            processes.append(subprocess.Popen(command))
+        try:
+            status = [p.wait(timeout=1800) for p in processes]
+        finally:
+            for p in processes:
+                p.kill()
+                p.wait()
+        if any(status):
+            raise RuntimeError(f"a rank failed: exit statuses {status}")
+        return json.loads(Path(folder, "out.json").read_text())
+
+
+def main() -> None:
+    """Prints a table for each rate."""
+    parser = _measure.arguments(__doc__)
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rates", default="100,1000,10000,0", help="Mbit/s; 0 is unshaped")
+    parser.add_argument("--model", default="mlp", choices=["mlp", "cnn"])
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--only", help="configurations, separated by commas")
+    a = parser.parse_args()
+    if a.worker:
+        worker(*json.loads(a.worker))
+        return
+    if why := _hosts.possible():
+        print(f"link: {why}; nothing was measured")
+        return
+    names = a.only.split(",") if a.only else ["compute", "none", "fp16", "powersgd 2", *OURS]
+    rows = []
+    lines = [["link", "configuration", "ms a step", "times none", "MB sent a step"]]
+    for rate in (int(r) for r in a.rates.split(",")):
+        found = measure(a.ranks, rate or None, a.model, a.steps, names)
+        link = f"{rate} Mbit/s" if rate else "unshaped"
+        for name in names:
+            seconds = found["seconds"][name]
+            middle, low, high = _measure.spread(seconds)
+            gain = _measure.ratio(found["seconds"]["none"], seconds)
+            sent = found["sent"].get(name)
+            rows.append(
+                {"link": link, "ranks": a.ranks, "model": a.model, "configuration": name,
+                 "seconds": seconds, "times_none": gain, "bytes_sent": sent}
+            )  # fmt: skip
+            lines.append(
+                [link, name, f"{middle * 1e3:.0f} ({low * 1e3:.0f}-{high * 1e3:.0f})",
+                 "{:.2f} ({:.2f}-{:.2f})".format(*gain), f"{sent / 1e6:.2f}" if sent else ""]
+            )  # fmt: skip
+    _measure.report(a.json, "link", rows)
+    print(_measure.table(lines))
+
+
+if __name__ == "__main__":
+    main()
