@@ -101,7 +101,7 @@ def test_the_grid_trains_each_learning_rate_as_if_alone(tmp_path: Any) -> None:
         random_state=0,
     ).fit(frame)  # fmt: skip
     faster = [key for key, params in both.best_params_.items() if params["lr"] == 0.05]
-    assert len(faster) >= 3
+    assert len(faster) >= 2
     rows = frame[frame.key.isin(faster)]
     np.testing.assert_allclose(both.predict_proba(rows), alone.predict_proba(rows), atol=1e-5)
     both.save(tmp_path / "s")
