@@ -24,6 +24,7 @@ class Evidence:
         values: their ``log(seconds per unit of work)``, length n.
         noise: variances of `values`, length n.
         pace: measured seconds per unit, shape N; NaN where nothing was measured.
+        pace_sd: standard error of log `pace` by the measurements alone, shape N.
         failed: ruled out by a failure, shape N.
         tried: deployments in the order tried, failures included.
         seconds: seconds of the successful trials, length n.
@@ -33,6 +34,7 @@ class Evidence:
     values: Array
     noise: Array
     pace: Array
+    pace_sd: Array
     failed: NDArray[np.bool_]
     tried: NDArray[np.int64]
     seconds: Array
@@ -50,12 +52,14 @@ class Evidence:
         total = np.bincount(rows, values / noise, len(space))
         with np.errstate(invalid="ignore"):
             pace = np.exp(total / weight)
+            pace_sd = np.sqrt(np.bincount(rows, (sem / speed / noise) ** 2, len(space))) / weight
         failed, tried = _failures(space, job, trials)
         return cls(
             rows=rows,
             values=values,
             noise=noise,
             pace=pace,
+            pace_sd=pace_sd,
             # What worked once is not ruled out by a failure beside it.
             failed=failed & ~np.isfinite(pace),
             tried=tried,

@@ -406,6 +406,7 @@ class DeploymentOptimizer:
             mean=posterior.mean + math.log(left),
             sd=posterior.sd,
             measured=seen.pace * left,
+            measured_sd=seen.pace_sd,
             open=~closed,
             failed=seen.failed,
             trial_hours=np.maximum(self._trial_hours - side_by_side, 0.0),

@@ -28,6 +28,7 @@ class Situation:
         mean: mean of log T, T in hours for the work that is left.
         sd: standard deviation of log T.
         measured: hours by the measurement alone; NaN where nothing was measured.
+        measured_sd: standard error of log `measured`; NaN where nothing was measured.
         open: may be tried: neither tried, nor running, nor ruled out by a failure.
         failed: tried without a speed, or ruled out by such a failure.
         trial_hours: most hours a trial lasts.
@@ -46,6 +47,7 @@ class Situation:
     mean: Array
     sd: Array
     measured: Array
+    measured_sd: Array
     open: NDArray[np.bool_]
     failed: NDArray[np.bool_]
     trial_hours: Array
@@ -109,10 +111,15 @@ class Situation:
             z = (np.log(longest) - LIMIT_MARGIN - self.mean[which]) / self.sd[which]
         return np.where(longest > 0, normal_cdf(z), 0.0)
 
+    @property
+    def careful(self) -> Array:
+        """Measured hours and one standard error, by which limits are judged; NaN if unmeasured."""
+        return np.asarray(self.measured * np.exp(self.measured_sd))
+
     def incumbents(self) -> NDArray[np.bool_]:
         """Returns which measured deployments keep every limit, by their measurement."""
         with np.errstate(invalid="ignore"):
-            return self.observed & (self.measured <= self.most_hours())
+            return self.observed & (self.careful <= self.most_hours())
 
     def allowed(self) -> NDArray[np.bool_]:
         """Returns which open trials leave enough for a final run: the protected reserve.
@@ -128,6 +135,6 @@ class Situation:
         if self.limited and len(rows):
             by_money = (self.ledger.dollars_left - self.trial_dollars[:, None]) / self.rate[rows]
             by_time = self.ledger.hours_left - self.trial_hours[:, None]
-            still = self.measured[rows] <= np.minimum(by_money, by_time)
+            still = self.careful[rows] <= np.minimum(by_money, by_time)
             allowed &= still.any(axis=1)
         return allowed
