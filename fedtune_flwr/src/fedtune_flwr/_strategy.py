@@ -1,8 +1,10 @@
 """`FedTune`: a strategy around a strategy that gives every client its own hyperparameters."""
 
 import logging
+import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,12 +15,14 @@ from flwr.serverapp.strategy import Result, Strategy
 from ._clients import ClientTable
 from ._cube import PolicyCube
 from ._emulate import Emulator
-from ._errors import ConfigError, FedTuneError, SpaceError
+from ._errors import ConfigError, FedTuneError, SpaceError, StateError
 from ._generators import DEFAULT_GENERATORS, Generator
+from ._inner import capture, numbers, restore
 from ._metrics import Scaler, as_matrix
 from ._policy import Policy
 from ._replies import chain, fault, mismatch, reweight, take_own, weight_key, weights_matter
 from ._space import SearchSpace
+from ._state import Saved, StateFolder
 from ._survey import Survey
 from ._task import ProxyTask
 from ._tune import Progress, TuneOptions, tune
@@ -55,6 +59,9 @@ class FedTune(Strategy):
         proxy: proxy data and model; None falls back on rules, with a warning.
         tuner: a name in `fedtune_flwr.tuners.available()`.
         budget: evaluations to spend on tuning.
+        state_dir: folder that keeps policy, trials, clients, model and the inner strategy's
+            state after every round. `start` on a folder that holds some goes on after its last
+            round, without tuning again and without asking known clients again.
         seed: fixes tuning. The wrapper draws nothing from Python's or NumPy's global generators.
         policy: a ready policy, as `fedtune tune` writes; nothing is tuned then.
         customize: False tunes one setting for all clients.
@@ -76,6 +83,7 @@ class FedTune(Strategy):
         SpaceError: the space names a metric that does not exist, or differs from the policy's.
         ProxyError: the proxy would ignore a hyperparameter of the space.
         UnknownTunerError: no tuner of that name.
+        StateError: `state_dir` is damaged, or was written for another space or strategy.
     """
 
     def __init__(
@@ -85,6 +93,7 @@ class FedTune(Strategy):
         proxy: ProxyTask | None = None,
         tuner: str = "bayes",
         budget: int = 48,
+        state_dir: str | Path | None = None,
         seed: int = 0,
         *,
         policy: Policy | None = None,
@@ -134,10 +143,73 @@ class FedTune(Strategy):
         innermost = chain(strategy)[-1]
         self._arrays_key = str(getattr(innermost, "arrayrecord_key", "arrays"))
         self._config_key = str(getattr(innermost, "configrecord_key", "config"))
+        self._last_arrays: ArrayRecord | None = None
+        self._offset = 0
+        self._inner_numbers = numbers(chain(strategy))
+        self._folder = self._open(state_dir)
         self._survey = Survey(self.clients, self._arrays_key, profile_timeout_s)
         if proxy is not None and self.space is not None and policy is None:
             proxy.check_space(self.space)
             self._emulator = Emulator(proxy, generators=generators, seed=seed)
+
+    def _open(self, state_dir: str | Path | None) -> StateFolder | None:
+        if state_dir is None:
+            return None
+        if self.space is None:
+            raise ConfigError("state_dir needs a space or a policy; there is no state without")
+        if any(getattr(each, "accountant", None) is not None for each in chain(self.strategy)):
+            raise ConfigError(
+                "state_dir cannot keep what a privacy accountant has spent; a resumed run would "
+                "start from zero. Keep the accountant yourself, and leave state_dir out"
+            )
+        settings = {
+            "strategies": [type(each).__name__ for each in chain(self.strategy)],
+            "seed": self.seed,
+        }
+        folder = StateFolder(state_dir, self.space, settings)
+        saved = folder.load()
+        if saved is not None:
+            self._resume(saved)
+        return folder
+
+    def _resume(self, saved: Saved) -> None:
+        self._offset = saved.server_round
+        self.policy = self.policy or saved.policy
+        self._provisional = saved.provisional
+        self.report = saved.report
+        self.clients.update({row.node_id: row for row in saved.rows})
+        self._assigned_by = self.policy if self.policy == saved.policy else None
+        self._surveyed = bool(saved.rows)
+        self._last_arrays = saved.arrays
+        try:
+            restore(chain(self.strategy), saved.inner, saved.inner_arrays)
+        except (KeyError, ValueError) as error:
+            raise StateError(f"the inner strategy's state is damaged: {error!r}") from error
+        if saved.sampling is not None:
+            version, internal, gauss = saved.sampling
+            random.setstate((version, tuple(internal), gauss))
+        log.info("resumed after round %d with %d known clients", self._offset, len(saved.rows))
+
+    def _save(self, server_round: int) -> None:
+        if self._folder is None:
+            return
+        manifest, arrays = capture(chain(self.strategy), self._inner_numbers)
+        state = Saved(
+            server_round,
+            self.policy,
+            self._provisional,
+            self.report,
+            list(self.clients.values()),
+            self._last_arrays,
+            manifest,
+            arrays,
+            random.getstate(),
+        )
+        try:
+            self._folder.save(state)
+        except StateError as error:
+            # Training is worth more than its record; a full disk must not end it.
+            log.error("%s", error)
 
     def _check_weight(self, weight: bool | None) -> bool:
         effective = weights_matter(self.strategy)
@@ -165,16 +237,40 @@ class FedTune(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Runs the federation, as `Strategy.start`; notes its length for the emulations."""
+        """Runs the federation, as `Strategy.start`, or the rest of it after a resume.
+
+        With a state of r rounds, rounds r + 1 to `num_rounds` are run from the saved model;
+        `initial_arrays` is not used then, and the result holds those rounds only.
+        """
         self._num_rounds = num_rounds
-        return super().start(
-            grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
-        )
+        done = self._offset
+        arrays = initial_arrays if self._last_arrays is None else self._last_arrays
+        evaluate = evaluate_fn
+        if done and evaluate_fn is not None:
+            given = evaluate_fn
+
+            def evaluate(server_round: int, model: ArrayRecord) -> MetricRecord | None:
+                return given(server_round + done, model)
+
+        left = max(0, num_rounds - done)
+        result = super().start(grid, arrays, left, timeout, train_config, evaluate_config, evaluate)
+        if not left:
+            result.arrays = arrays
+        for kind in (
+            "train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp",
+        ):  # fmt: skip
+            by_round = getattr(result, kind)
+            setattr(result, kind, {number + done: value for number, value in by_round.items()})
+        # A second call starts over, as it does with every strategy.
+        self._offset, self._last_arrays = 0, None
+        return result
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """The inner strategy's messages, each with its node's own hyperparameters."""
+        server_round += self._offset
+        self._last_arrays = arrays
         messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
         if self.space is None or not messages:
             return messages
@@ -196,6 +292,7 @@ class FedTune(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The inner strategy's aggregate of the replies that are sound."""
+        server_round += self._offset
         kept: list[Message] = []
         for reply in replies:
             node_id = reply.metadata.src_node_id
@@ -215,19 +312,26 @@ class FedTune(Strategy):
             kept.append(reply)
         if self.weight and self.policy is not None:
             self._reweight(kept, self.policy)
-        return self.strategy.aggregate_train(server_round, kept)
+        arrays, metrics = self.strategy.aggregate_train(server_round, kept)
+        if arrays is not None:
+            self._last_arrays = arrays
+        return arrays, metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """The inner strategy's messages."""
+        server_round += self._offset
         return self.strategy.configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """The inner strategy's aggregate."""
-        return self.strategy.aggregate_evaluate(server_round, replies)
+        """The inner strategy's aggregate; the round is finished then, and its state kept."""
+        server_round += self._offset
+        metrics = self.strategy.aggregate_evaluate(server_round, replies)
+        self._save(server_round)
+        return metrics
 
     def summary(self) -> None:
         """Logs the settings of the wrapper and of the inner strategy."""
