@@ -18,6 +18,7 @@ from kingpin_ray.models._base import Stack as Stack
 GROUP = "kingpin_ray.models"
 
 _BUILT_IN = {
+    "gbdt": ("kingpin_ray.models._gbdt", "GBDT"),
     "linear": ("kingpin_ray.models._linear", "Linear"),
     "logistic": ("kingpin_ray.models._logistic", "Logistic"),
     "mlp": ("kingpin_ray.models._network", "MLP"),

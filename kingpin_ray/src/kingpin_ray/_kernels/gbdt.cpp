@@ -1,0 +1,607 @@
+// Histogram gradient boosting of many small groups, one call for all of them.
+//
+// A group of a few thousand rows spends its time in clearing and scanning histograms, not in reading
+// rows; so gradient and Hessian share one 64-bit cell (sums are exact, a sibling is one subtraction),
+// histograms are kept as running totals, and all bins of all features are scored in one vector pass.
+// Plain C++17 with a C interface for ctypes; no headers of any framework.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <new>
+#include <vector>
+
+#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__ELF__)
+#define DISPATCH __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define DISPATCH
+#endif
+
+#if defined(_WIN32)
+#define EXPORT extern "C" __declspec(dllexport)
+#else
+#define EXPORT extern "C" __attribute__((visibility("default")))
+#endif
+
+namespace {
+
+struct Config {
+  int32_t n_estimators, num_leaves, min_child_samples, early_stopping_rounds;
+  double learning_rate, reg_lambda, min_child_weight;
+};
+
+// ---- bins ---------------------------------------------------------------------------------------
+
+struct Bins {
+  int n, features, total;
+  std::vector<int> begin;          // first bin of each feature in the histogram; features + 1 long
+  std::vector<uint8_t> has_missing;  // whether the last bin of a feature holds NaN
+  std::vector<double> edge;        // upper edge of each bin; the last value bin has none
+  std::vector<uint16_t> by_row;    // (n, features) bins, offset by `begin`
+  std::vector<uint8_t> by_column;  // (features, n) bins, not offset
+};
+
+uint64_t sortable(double value) {
+  uint64_t bits;
+  value += 0.0;  // -0.0 sorts with 0.0
+  std::memcpy(&bits, &value, 8);
+  return bits >> 63 ? ~bits : bits | (uint64_t(1) << 63);
+}
+
+double unsortable(uint64_t bits) {
+  bits = bits >> 63 ? bits & ~(uint64_t(1) << 63) : ~bits;
+  double value;
+  std::memcpy(&value, &bits, 8);
+  return value;
+}
+
+// Radix sort; digits that are equal in all values cost nothing but their count.
+void radix_sort(std::vector<uint64_t>& keys, std::vector<uint64_t>& other) {
+  const size_t n = keys.size();
+  if (n < 64) {
+    std::sort(keys.begin(), keys.end());
+    return;
+  }
+  other.resize(n);
+  uint32_t counts[8][256] = {};
+  for (uint64_t key : keys)
+    for (int d = 0; d < 8; ++d) ++counts[d][(key >> (8 * d)) & 255];
+  for (int d = 0; d < 8; ++d) {
+    if (counts[d][(keys[0] >> (8 * d)) & 255] == n) continue;
+    uint32_t at = 0;
+    for (int v = 0; v < 256; ++v) {
+      const uint32_t count = counts[d][v];
+      counts[d][v] = at;
+      at += count;
+    }
+    for (uint64_t key : keys) other[counts[d][(key >> (8 * d)) & 255]++] = key;
+    keys.swap(other);
+  }
+}
+
+// Upper edges of one feature's bins, from its sorted finite-or-infinite values.
+void find_edges(const std::vector<uint64_t>& sorted, int max_bin, std::vector<double>& edges) {
+  constexpr int kMinPerBin = 3;
+  edges.clear();
+  const int n = int(sorted.size());
+  int distinct = 0;
+  for (int i = 0; i < n; ++i) distinct += i == 0 || sorted[i] != sorted[i - 1];
+  if (distinct <= 1) return;
+  const bool each = distinct <= max_bin;
+  double target = double(n) / max_bin;
+  int in_bin = 0, left = n, bins_left = max_bin;
+  for (int i = 0; i < n;) {
+    int j = i + 1;
+    while (j < n && sorted[j] == sorted[i]) ++j;
+    const int here = j - i;
+    int next = 0;
+    if (j < n) {
+      int k = j + 1;
+      while (k < n && sorted[k] == sorted[j]) ++k;
+      next = k - j;
+    }
+    in_bin += here;
+    bool close = each ? in_bin >= kMinPerBin
+                      : in_bin >= std::max(target, double(kMinPerBin)) ||
+                            // a heavy value stands alone
+                            (next >= target && in_bin >= std::max(kMinPerBin, int(target / 2)));
+    if (close && j < n && int(edges.size()) + 1 < max_bin) {
+      const double low = unsortable(sorted[i]), high = unsortable(sorted[j]);
+      double middle = low + (high - low) / 2;
+      if (!(middle >= low && middle < high)) middle = low;  // neighbours, or an infinity
+      edges.push_back(middle);
+      left -= in_bin;
+      --bins_left;
+      in_bin = 0;
+      if (bins_left > 0) target = double(left) / bins_left;
+    }
+    i = j;
+  }
+}
+
+void make_bins(const double* X, int n, int train, int features, int max_bin, Bins& b) {
+  b.n = n;
+  b.features = features;
+  b.begin.assign(features + 1, 0);
+  b.has_missing.assign(features, 0);
+  b.edge.clear();
+  b.by_row.resize(size_t(n) * features);
+  b.by_column.resize(size_t(n) * features);
+  std::vector<uint64_t> keys, other;
+  std::vector<double> edges;
+  for (int f = 0; f < features; ++f) {
+    keys.clear();
+    for (int i = 0; i < train; ++i) {
+      const double v = X[size_t(i) * features + f];
+      if (!std::isnan(v)) keys.push_back(sortable(v));
+    }
+    radix_sort(keys, other);
+    find_edges(keys, max_bin, edges);
+    const int values = int(edges.size()) + 1;
+    const bool missing = int(keys.size()) < train;
+    b.has_missing[f] = missing;
+    const int begin = b.begin[f];
+    b.begin[f + 1] = begin + values + missing;
+    b.edge.insert(b.edge.end(), edges.begin(), edges.end());
+    b.edge.push_back(std::numeric_limits<double>::infinity());
+    if (missing) b.edge.push_back(std::numeric_limits<double>::quiet_NaN());
+    uint8_t* column = b.by_column.data() + size_t(f) * n;
+    for (int i = 0; i < n; ++i) {
+      const double v = X[size_t(i) * features + f];
+      int bin;
+      if (std::isnan(v)) {
+        bin = missing ? values : values - 1;  // unseen in training: right, as when predicting
+      } else {
+        bin = int(std::lower_bound(edges.begin(), edges.end(), v) - edges.begin());
+      }
+      column[i] = uint8_t(bin);
+      b.by_row[size_t(i) * features + f] = uint16_t(begin + bin);
+    }
+  }
+  b.total = b.begin[features];
+}
+
+// ---- gradients ----------------------------------------------------------------------------------
+
+// exp for |x| <= 87, relative error below 2e-7; written so that compilers vectorise it.
+inline float fast_exp(float x) {
+  x = std::min(std::max(x, -87.0f), 87.0f);
+  const float scaled = x * 1.44269504f;
+  const float whole = float(int(scaled + (scaled >= 0 ? 0.5f : -0.5f)));
+  const float r = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  const float e = p * r * r + r + 1.0f;
+  int32_t bits = (int32_t(whole) + 127) << 23;
+  float power;
+  std::memcpy(&power, &bits, 4);
+  return e * power;
+}
+
+DISPATCH void binary_gradients(const float* score, const float* y, int n, float* g, float* h) {
+  for (int i = 0; i < n; ++i) {
+    const float p = 1.0f / (1.0f + fast_exp(-score[i]));
+    g[i] = p - y[i];
+    h[i] = std::max(p * (1.0f - p), 1e-16f);
+  }
+}
+
+// Packs gradient and Hessian of each row into one 64-bit cell whose sums over n rows cannot
+// overflow: 30 bits with sign for the one, 31 without for the other.
+DISPATCH void pack(const float* g, const float* h, int n, float scale_g, float scale_h,
+                   int64_t* out) {
+  for (int i = 0; i < n; ++i) {
+    const float a = g[i] * scale_g;
+    const int64_t q = int64_t(int32_t(a + (a >= 0 ? 0.5f : -0.5f)));
+    const int64_t r = int64_t(int32_t(h[i] * scale_h + 0.5f));
+    out[i] = (q << 32) + r;
+  }
+}
+
+// ---- histograms and splits ----------------------------------------------------------------------
+
+DISPATCH void build(const Bins& b, const int32_t* rows, int count, const int64_t* packed,
+                    int64_t* hist) {
+  std::memset(hist, 0, size_t(b.total) * 8);
+  const int features = b.features;
+  for (int k = 0; k < count; ++k) {
+    const int64_t value = packed[rows[k]];
+    const uint16_t* bins = b.by_row.data() + size_t(rows[k]) * features;
+    for (int f = 0; f < features; ++f) hist[bins[f]] += value;
+  }
+  for (int f = 0; f < features; ++f) {
+    int64_t run = 0;
+    for (int at = b.begin[f]; at < b.begin[f + 1]; ++at) hist[at] = run += hist[at];
+  }
+}
+
+DISPATCH void subtract(const int64_t* parent, const int64_t* child, int total, int64_t* out) {
+  for (int i = 0; i < total; ++i) out[i] = parent[i] - child[i];
+}
+
+struct Sums {
+  float scale_g, scale_h, lambda;
+};
+
+// Gain of cutting after each bin; bins that leave too little on a side get a negative one.
+DISPATCH void gains(const int64_t* hist, const int64_t* extra, int count, int64_t whole, Sums s,
+                    float h_low, float* out) {
+  const float G = float(int32_t(whole >> 32)) * s.scale_g;
+  const float H = float(uint32_t(whole)) * s.scale_h;
+  const int64_t add = extra ? *extra : 0;
+  for (int i = 0; i < count; ++i) {
+    const int64_t cell = hist[i] + add;
+    const float gl = float(int32_t(cell >> 32)) * s.scale_g;
+    const float hl = float(int32_t(uint32_t(cell))) * s.scale_h;
+    const float gr = G - gl, hr = H - hl;
+    const float a = hl + s.lambda, c = hr + s.lambda;
+    const float gain = (gl * gl * c + gr * gr * a) / (a * c);
+    const bool allowed = hl >= h_low && hr >= h_low;
+    out[i] = allowed ? gain : -1.0f;
+  }
+}
+
+DISPATCH float largest(const float* values, int count) {
+  // Gains are not negative where it matters, and such floats compare as their bits do.
+  int32_t best = -1;
+  for (int i = 0; i < count; ++i) {
+    int32_t bits;
+    std::memcpy(&bits, values + i, 4);
+    best = bits > best ? bits : best;
+  }
+  float value;
+  std::memcpy(&value, &best, 4);
+  return best < 0 ? -1.0f : value;
+}
+
+struct Split {
+  float gain = -1.0f;
+  int feature = -1, bin = -1;
+  bool missing_left = false;
+};
+
+struct Leaf {
+  int begin, count, slot = -1;
+  int64_t total;
+  Split best;
+  int node = -1;  // the node whose child this leaf is
+  bool is_left = false;
+};
+
+struct Tree {
+  std::vector<int32_t> feature, left, right;
+  std::vector<uint8_t> missing;  // 1: NaN goes left
+  std::vector<double> threshold;
+  std::vector<double> value;
+};
+
+class Grower {
+ public:
+  Grower(const Bins& bins, int train, const Config& config)
+      : b_(bins), n_(train), c_(config), rows_(train), spare_(train), gain_(bins.total),
+        hist_(size_t(config.num_leaves) * bins.total) {}
+
+  // Grows one tree and adds its output to `score` of all rows, validation rows too.
+  void grow(const float* g, const float* h, const int64_t* packed, Sums s, int all, float* score,
+            Tree& tree);
+
+ private:
+  void find(Leaf& leaf, Sums s);
+  int divide(const Leaf& leaf, const Split& split);
+
+  const Bins& b_;
+  int n_;
+  const Config& c_;
+  std::vector<int32_t> rows_, spare_;
+  std::vector<float> gain_;
+  std::vector<int64_t> hist_;
+  std::vector<Leaf> leaves_;
+};
+
+void Grower::find(Leaf& leaf, Sums s) {
+  leaf.best = Split();
+  const int64_t* hist = hist_.data() + size_t(leaf.slot) * b_.total;
+  const float H = float(uint32_t(leaf.total)) * s.scale_h;
+  const float G = float(int32_t(leaf.total >> 32)) * s.scale_g;
+  // As LightGBM does, rows on a side are estimated from their Hessian.
+  const float per_row = H / float(leaf.count);
+  const float h_low = std::max(float(c_.min_child_weight),
+                               (float(c_.min_child_samples) - 0.5f) * per_row);
+  const float floor = G * G / (H + s.lambda) * (1.0f + 1e-6f) + 1e-10f;
+  gains(hist, nullptr, b_.total, leaf.total, s, h_low, gain_.data());
+  for (int f = 0; f < b_.features; ++f) {
+    const int begin = b_.begin[f], end = b_.begin[f + 1];
+    // The last bin cuts nothing off; before a bin of missing values the cut sends those right.
+    const int cuts = end - begin - 1;
+    if (cuts <= 0) continue;
+    const float top = largest(gain_.data() + begin, cuts);
+    if (top > leaf.best.gain && top > floor) {
+      int at = begin;
+      while (gain_[at] != top) ++at;
+      leaf.best = {top, f, at - begin, false};
+    }
+    if (b_.has_missing[f] && cuts > 1) {
+      int64_t missing = hist[end - 1] - hist[end - 2];
+      gains(hist + begin, &missing, cuts - 1, leaf.total, s, h_low, gain_.data() + begin);
+      const float other = largest(gain_.data() + begin, cuts - 1);
+      if (other > leaf.best.gain && other > floor) {
+        int at = begin;
+        while (gain_[at] != other) ++at;
+        leaf.best = {other, f, at - begin, true};
+      }
+    }
+  }
+}
+
+int Grower::divide(const Leaf& leaf, const Split& split) {
+  const uint8_t* column = b_.by_column.data() + size_t(split.feature) * b_.n;
+  const int missing = b_.has_missing[split.feature]
+                          ? b_.begin[split.feature + 1] - b_.begin[split.feature] - 1
+                          : 256;
+  int32_t* rows = rows_.data() + leaf.begin;
+  int left = 0, right = 0;
+  for (int k = 0; k < leaf.count; ++k) {
+    const int32_t row = rows[k];
+    const int bin = column[row];
+    const bool goes_left = bin <= split.bin || (split.missing_left && bin == missing);
+    rows[left] = row;
+    spare_[right] = row;
+    left += goes_left;
+    right += !goes_left;
+  }
+  std::memcpy(rows + left, spare_.data(), size_t(right) * 4);
+  return left;
+}
+
+void Grower::grow(const float* g, const float* h, const int64_t* packed, Sums s, int all,
+                  float* score, Tree& tree) {
+  for (int i = 0; i < n_; ++i) rows_[i] = i;
+  leaves_.clear();
+  leaves_.push_back({0, n_, 0, 0, {}});
+  for (int i = 0; i < n_; ++i) leaves_[0].total += packed[i];
+  build(b_, rows_.data(), n_, packed, hist_.data());
+  find(leaves_[0], s);
+  int slots = 1;
+  while (int(leaves_.size()) < c_.num_leaves) {
+    int at = -1;
+    for (int k = 0; k < int(leaves_.size()); ++k)
+      if (leaves_[k].best.gain > (at < 0 ? 0.0f : leaves_[at].best.gain)) at = k;
+    if (at < 0) break;
+    Leaf parent = leaves_[at];
+    const Split split = parent.best;
+    const int left = divide(parent, split);
+    const int node = int(tree.feature.size());
+    tree.feature.push_back(split.feature);
+    tree.threshold.push_back(b_.edge[b_.begin[split.feature] + split.bin]);
+    tree.missing.push_back(split.missing_left);
+    tree.left.push_back(0);
+    tree.right.push_back(0);
+    if (parent.node >= 0) (parent.is_left ? tree.left : tree.right)[parent.node] = node;
+    Leaf one{parent.begin, left, -1, 0, {}};
+    Leaf two{parent.begin + left, parent.count - left, -1, 0, {}};
+    one.node = two.node = node;
+    one.is_left = true;
+    Leaf& small = one.count <= two.count ? one : two;
+    Leaf& large = one.count <= two.count ? two : one;
+    for (int k = 0; k < small.count; ++k) small.total += packed[rows_[small.begin + k]];
+    large.total = parent.total - small.total;
+    const bool last = int(leaves_.size()) + 1 >= c_.num_leaves;
+    const int enough = 2 * c_.min_child_samples;
+    if (!last && large.count >= enough) {
+      int64_t* parents = hist_.data() + size_t(parent.slot) * b_.total;
+      int64_t* mine = hist_.data() + size_t(slots) * b_.total;
+      build(b_, rows_.data() + small.begin, small.count, packed, mine);
+      subtract(parents, mine, b_.total, parents);
+      large.slot = parent.slot;
+      small.slot = slots++;
+      find(large, s);
+      if (small.count >= enough) find(small, s);
+    }
+    leaves_[at] = one;
+    leaves_.push_back(two);
+  }
+  // Leaf outputs come from exact sums, not from the packed ones.
+  tree.value.resize(leaves_.size());
+  for (int k = 0; k < int(leaves_.size()); ++k) {
+    const Leaf& leaf = leaves_[k];
+    double G = 0, H = 0;
+    for (int r = leaf.begin; r < leaf.begin + leaf.count; ++r) {
+      G += g[rows_[r]];
+      H += h[rows_[r]];
+    }
+    tree.value[k] = -c_.learning_rate * G / (H + c_.reg_lambda);
+    if (leaf.node >= 0) (leaf.is_left ? tree.left : tree.right)[leaf.node] = ~k;
+    for (int r = leaf.begin; r < leaf.begin + leaf.count; ++r)
+      score[rows_[r]] += float(tree.value[k]);
+  }
+  for (int i = n_; i < all; ++i) {
+    int node = tree.feature.empty() ? ~0 : 0;
+    while (node >= 0) {
+      const int f = tree.feature[node];
+      const int bin = b_.by_column[size_t(f) * b_.n + i];
+      const int width = b_.begin[f + 1] - b_.begin[f];
+      bool goes_left;
+      if (b_.has_missing[f] && bin == width - 1) {
+        goes_left = tree.missing[node];
+      } else {
+        goes_left = b_.edge[b_.begin[f] + bin] <= tree.threshold[node];
+      }
+      node = goes_left ? tree.left[node] : tree.right[node];
+    }
+    score[i] += float(tree.value[~node]);
+  }
+}
+
+// ---- a model in bytes ---------------------------------------------------------------------------
+
+template <class T>
+void put(std::vector<uint8_t>& out, const T* values, size_t count) {
+  const auto* bytes = reinterpret_cast<const uint8_t*>(values);
+  out.insert(out.end(), bytes, bytes + count * sizeof(T));
+}
+
+// int32 trees; then for each: int32 leaves, int32 feature[], int32 left[], int32 right[],
+// int32 missing[], double threshold[], double value[]; eight-byte numbers are not aligned.
+void serialize(const std::vector<Tree>& trees, std::vector<uint8_t>& out) {
+  const int32_t count = int32_t(trees.size());
+  put(out, &count, 1);
+  for (const Tree& t : trees) {
+    const int32_t leaves = int32_t(t.value.size());
+    put(out, &leaves, 1);
+    put(out, t.feature.data(), t.feature.size());
+    put(out, t.left.data(), t.left.size());
+    put(out, t.right.data(), t.right.size());
+    for (uint8_t m : t.missing) {
+      const int32_t wide = m;
+      put(out, &wide, 1);
+    }
+    put(out, t.threshold.data(), t.threshold.size());
+    put(out, t.value.data(), t.value.size());
+  }
+}
+
+double loss_of(const float* score, const float* y, int begin, int end, bool binary) {
+  double total = 0;
+  for (int i = begin; i < end; ++i) {
+    if (binary) {
+      const double z = y[i] > 0.5f ? -double(score[i]) : double(score[i]);
+      total += z > 0 ? z + std::log1p(std::exp(-z)) : std::log1p(std::exp(z));
+    } else {
+      const double d = double(score[i]) - y[i];
+      total += d * d;
+    }
+  }
+  return total;
+}
+
+void train_one(const Bins& b, const double* target, int train, bool binary, const Config& c,
+               std::vector<uint8_t>& out) {
+  const int n = b.n;
+  std::vector<float> y(target, target + n), score(n), g(train), h(train, 1.0f);
+  std::vector<int64_t> packed(train);
+  double mean = 0;
+  for (int i = 0; i < train; ++i) mean += target[i];
+  mean /= train;
+  const double init = binary ? std::log(mean / (1 - mean)) : mean;
+  if (!binary)  // small numbers keep their digits in float
+    for (int i = 0; i < n; ++i) y[i] = float(target[i] - init);
+  std::fill(score.begin(), score.end(), binary ? float(init) : 0.0f);
+  Grower grower(b, train, c);
+  std::vector<Tree> trees;
+  double best = std::numeric_limits<double>::infinity();
+  int best_at = 0;
+  for (int t = 0; t < c.n_estimators; ++t) {
+    if (binary) {
+      binary_gradients(score.data(), y.data(), train, g.data(), h.data());
+    } else {
+      for (int i = 0; i < train; ++i) g[i] = score[i] - y[i];
+    }
+    float top = 1e-30f, top_h = 1e-30f;
+    for (int i = 0; i < train; ++i) {
+      top = std::max(top, std::fabs(g[i]));
+      top_h = std::max(top_h, h[i]);
+    }
+    const float scale_g = float(double(1 << 30) / train) / top;
+    const float scale_h = float(double(1 << 30) / train) / top_h;
+    pack(g.data(), h.data(), train, scale_g, scale_h, packed.data());
+    const Sums s{1.0f / scale_g, 1.0f / scale_h, float(c.reg_lambda)};
+    Tree tree;
+    grower.grow(g.data(), h.data(), packed.data(), s, n, score.data(), tree);
+    const bool stump = tree.feature.empty();
+    trees.push_back(std::move(tree));
+    if (c.early_stopping_rounds > 0 && n > train) {
+      const double loss = loss_of(score.data(), y.data(), train, n, binary);
+      if (loss < best) {
+        best = loss;
+        best_at = t;
+      } else if (t - best_at >= c.early_stopping_rounds) {
+        break;
+      }
+    }
+    if (stump) break;  // nothing is left to split, and no later tree would find more
+  }
+  if (c.early_stopping_rounds > 0 && n > train) trees.resize(best_at + 1);
+  // The first tree carries the constant, as LightGBM's do.
+  for (double& value : trees[0].value) value += init;
+  serialize(trees, out);
+}
+
+}  // namespace
+
+// Trains every group under every configuration.
+//
+// X: (rows, features) doubles; y: (rows,) 0/1 or values; group k owns rows offsets[k] to
+// offsets[k+1], the last of them from middle[k] on held out for early stopping. Models come back
+// one behind another in *bytes, group by group, model k ending at ends[k]; `kp_free` frees them.
+// Returns 0, or 1 when memory ran out.
+EXPORT int kp_gbdt_train(const double* X, const double* y, const int64_t* offsets,
+                         const int64_t* middle, int64_t groups, int32_t features, int32_t max_bin,
+                         int32_t binary, const void* configs, int64_t n_configs, uint8_t** bytes,
+                         int64_t* ends) {
+  try {
+    std::vector<uint8_t> out;
+    Bins bins;
+    const auto* config = static_cast<const Config*>(configs);
+    for (int64_t k = 0; k < groups; ++k) {
+      const int64_t begin = offsets[k];
+      const int n = int(offsets[k + 1] - begin), train = int(middle[k] - begin);
+      make_bins(X + begin * features, n, train, features, max_bin, bins);
+      for (int64_t c = 0; c < n_configs; ++c) {
+        train_one(bins, y + begin, train, binary != 0, config[c], out);
+        ends[k * n_configs + c] = int64_t(out.size());
+      }
+    }
+    *bytes = static_cast<uint8_t*>(std::malloc(std::max<size_t>(out.size(), 1)));
+    if (!*bytes) return 1;
+    std::memcpy(*bytes, out.data(), out.size());
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
+}
+
+EXPORT void kp_free(uint8_t* bytes) { std::free(bytes); }
+
+// Adds the raw score of one model (as `serialize` wrote it) to out[rows[i]] for each of `count`.
+EXPORT void kp_gbdt_predict(const uint8_t* model, const double* X, int32_t features,
+                            const int64_t* rows, int64_t count, double* out) {
+  auto number = [&](const uint8_t*& at) {
+    int32_t value;
+    std::memcpy(&value, at, 4);
+    at += 4;
+    return value;
+  };
+  const uint8_t* at = model;
+  const int32_t trees = number(at);
+  std::vector<int32_t> ints;
+  std::vector<double> doubles;
+  for (int32_t t = 0; t < trees; ++t) {
+    const int32_t leaves = number(at), inner = leaves - 1;
+    ints.resize(size_t(inner) * 4 + 1);
+    std::memcpy(ints.data(), at, size_t(inner) * 16);
+    at += size_t(inner) * 16;
+    doubles.resize(size_t(inner) + leaves);
+    std::memcpy(doubles.data(), at, doubles.size() * 8);
+    at += doubles.size() * 8;
+    const int32_t *feature = ints.data(), *left = feature + inner, *right = left + inner,
+                  *missing = right + inner;
+    const double *threshold = doubles.data(), *value = threshold + inner;
+    for (int64_t i = 0; i < count; ++i) {
+      const double* x = X + rows[i] * features;
+      int32_t node = inner ? 0 : ~0;
+      while (node >= 0) {
+        const double v = x[feature[node]];
+        const bool goes_left = std::isnan(v) ? missing[node] != 0 : v <= threshold[node];
+        node = goes_left ? left[node] : right[node];
+      }
+      out[rows[i]] += value[~node];
+    }
+  }
+}

@@ -1,0 +1,254 @@
+"""Gradient-boosted trees of every group: an own kernel for many small ones, else LightGBM."""
+
+from __future__ import annotations
+
+import numbers
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from scipy.special import expit
+
+from kingpin_ray._errors import MissingDependencyError, ParameterError
+from kingpin_ray._folds import Split, fold_of_row
+from kingpin_ray._kernels import trees
+from kingpin_ray.models._base import Fitted, GroupModel, Naming, Stack
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from kingpin_ray._blocks import Block
+
+_OBJECTIVES = ("binary", "multiclass", "regression")
+_SETTINGS = (
+    "n_estimators",
+    "num_leaves",
+    "min_child_samples",
+    "early_stopping_rounds",
+    "learning_rate",
+    "reg_lambda",
+    "min_child_weight",
+)
+
+
+class GBDT(GroupModel):
+    """Gradient-boosted trees, in LightGBM's words; NaN features are missing values.
+
+    Two classes and squared error run on an own kernel, which several settings of a group share.
+    More classes, and machines where the kernel was not built, run LightGBM with one thread.
+
+    Args:
+        n_estimators: trees at most.
+        num_leaves: leaves of a tree at most.
+        max_bin: bins of a feature, at most 255.
+        learning_rate: factor of each tree.
+        min_child_samples: rows a leaf needs (estimated from the Hessian, as LightGBM does).
+        min_child_weight: Hessian a leaf needs.
+        reg_lambda: L2 penalty of leaf values.
+        early_stopping_rounds: end when the held-out loss of the group has not fallen for so many
+            trees, and keep the best; 0 for never.
+        validation_fraction: share of a group's rows held out for that.
+        objective: "binary", "multiclass" or "regression".
+    """
+
+    name: ClassVar[str] = "gbdt"
+    accepts_missing: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        n_estimators: int = 100,
+        num_leaves: int = 31,
+        max_bin: int = 63,
+        *,
+        learning_rate: float = 0.1,
+        min_child_samples: int = 20,
+        min_child_weight: float = 1e-3,
+        reg_lambda: float = 0.0,
+        early_stopping_rounds: int = 0,
+        validation_fraction: float = 0.1,
+        objective: str = "binary",
+    ) -> None:
+        self.n_estimators = n_estimators
+        self.num_leaves = num_leaves
+        self.max_bin = max_bin
+        self.learning_rate = learning_rate
+        self.min_child_samples = min_child_samples
+        self.min_child_weight = min_child_weight
+        self.reg_lambda = reg_lambda
+        self.early_stopping_rounds = early_stopping_rounds
+        self.validation_fraction = validation_fraction
+        self.objective = objective
+
+    @property
+    def classifier(self) -> bool:
+        """Whether the objective is that of classes."""
+        return self.objective != "regression"
+
+    def cost(self, n_features: int) -> tuple[float, float]:
+        """Returns a guess at one fit's seconds per row and per group."""
+        return 2e-8 * self.n_estimators * (n_features + 5), 1e-5 * self.n_estimators
+
+    def validate(self, params: Mapping[str, Any]) -> None:
+        """Raises ParameterError when a value is not allowed."""
+        whole = {"n_estimators": 1, "num_leaves": 2, "max_bin": 2, "min_child_samples": 1}
+        for key, low in {**whole, "early_stopping_rounds": 0}.items():
+            value = params[key]
+            if not isinstance(value, numbers.Integral) or int(value) < low:
+                raise ParameterError(f"GBDT({key}={value!r}): give a whole number from {low}")
+        if int(params["max_bin"]) > 255:
+            raise ParameterError(f"GBDT(max_bin={params['max_bin']}): give at most 255")
+        real = {"learning_rate": 1e-12, "min_child_weight": 0.0, "reg_lambda": 0.0}
+        for key, floor in real.items():
+            value = params[key]
+            if not isinstance(value, numbers.Real) or not floor <= float(value) < float("inf"):
+                raise ParameterError(f"GBDT({key}={value!r}): give a finite number from {floor}")
+        share = params["validation_fraction"]
+        if not isinstance(share, numbers.Real) or not 0 < float(share) <= 0.5:
+            raise ParameterError(f"GBDT(validation_fraction={share!r}): give over 0, at most 0.5")
+        if params["objective"] not in _OBJECTIVES or params["objective"] != self.objective:
+            raise ParameterError(
+                f"GBDT(objective={params['objective']!r}): choose one of {', '.join(_OBJECTIVES)}; "
+                "a grid cannot change it"
+            )
+
+    def fit(self, block: Block, configs: Sequence[Mapping[str, Any]]) -> list[Fitted]:
+        """Returns the trees of every group under each configuration."""
+        mine = self.get_params(deep=False)
+        full = [{**mine, **config} for config in configs]
+        if self.objective != "multiclass" and block.n_classes > 2:
+            raise ParameterError(
+                f"GBDT(objective='binary') with {block.n_classes} classes; use 'multiclass'"
+            )
+        widest = max(int(params["max_bin"]) for params in full)
+        fits = block.X.shape[1] * (widest + 1) < 1 << 16
+        if self.objective == "multiclass" or trees.library() is None or not fits:
+            return [_with_lightgbm(block, params) for params in full]
+        results: list[Fitted | None] = [None] * len(full)
+        families: dict[tuple[Any, ...], list[int]] = {}
+        for c, params in enumerate(full):
+            stops = int(params["early_stopping_rounds"]) > 0
+            share = float(params["validation_fraction"]) if stops else 0.0
+            families.setdefault((int(params["max_bin"]), share), []).append(c)
+        for (max_bin, share), members in families.items():
+            order, middle = _hold_out(block, share)
+            X = np.ascontiguousarray(block.X[order], np.float64)
+            y = block.y[order].astype(np.float64)
+            settings = [trees.TreeConfig(*(full[c][name] for name in _SETTINGS)) for c in members]
+            binary = self.objective == "binary"
+            found = trees.train(X, y, block.offsets, middle, max_bin, binary, settings)
+            for k, c in enumerate(members):
+                models = np.empty(block.n_groups, object)
+                for g in range(block.n_groups):
+                    models[g] = found[g][k]
+                results[c] = Fitted({"trees": models})
+        return [fitted for fitted in results if fitted is not None]
+
+    def predict(
+        self, stack: Stack, X: NDArray[np.floating], model: NDArray[np.int64], n_classes: int
+    ) -> NDArray[np.float64]:
+        """Returns (N,) values or (N, n_classes) probabilities."""
+        x = np.ascontiguousarray(X, np.float64)
+        raw = np.zeros(len(x))
+        out = np.zeros((len(x), n_classes)) if n_classes else raw
+        order = np.argsort(model, kind="stable")
+        ids, starts = np.unique(model[order], return_index=True)
+        for at, rows in zip(ids, np.split(order, starts[1:]), strict=True):
+            payload = stack["trees"][at]
+            if payload.startswith(b"tree\n"):
+                out[rows] = _predict_lightgbm(payload, x[rows], n_classes)
+                continue
+            if trees.library() is None:
+                raw[rows] = trees.raw_scores(payload, x[rows])
+            else:
+                trees.add_scores(payload, x, rows, raw)
+            if n_classes:
+                out[rows, 1] = expit(raw[rows])
+                out[rows, 0] = 1.0 - out[rows, 1]
+        return out
+
+    def export(self, stack: Stack, at: int, naming: Naming, config: Mapping[str, Any]) -> Any:
+        """Returns a `lightgbm.Booster`; `booster.model_to_string()` serves other runtimes.
+
+        Raises:
+            MissingDependencyError: LightGBM is not installed.
+        """
+        payload = stack["trees"][at]
+        text = (
+            payload.decode()
+            if payload.startswith(b"tree\n")
+            else trees.to_lightgbm(payload, naming.features, self.objective == "binary")
+        )
+        return _lightgbm().Booster(model_str=text, params={"verbosity": -1})
+
+
+def _lightgbm() -> Any:
+    try:
+        import lightgbm
+    except ImportError as error:
+        raise MissingDependencyError(
+            "this needs LightGBM (for more than two classes, for estimators_, or because the tree "
+            "kernel was not built): pip install 'kingpin-ray[lightgbm]'"
+        ) from error
+    return lightgbm
+
+
+def _hold_out(block: Block, share: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns an order of rows with each group's held-out ones last, and where those begin.
+
+    A group that is too small, or whose other rows would be of one class, holds nothing out.
+    """
+    order = np.arange(len(block.y))
+    if share <= 0:
+        return order, block.offsets[1:].copy()
+    fold = fold_of_row(block, Split(1, max(2, round(1 / share))))
+    held = fold == 0
+    owner = block.group_of_row()
+    count = np.bincount(owner[held], minlength=block.n_groups)
+    few = block.counts - count < 2
+    if block.n_classes:
+        positive = np.bincount(owner[~held], block.y[~held] == 1, block.n_groups)
+        few |= (positive == 0) | (positive == block.counts - count)
+    held &= ~few[owner]
+    order = np.lexsort((held, owner))
+    return order, block.offsets[1:] - np.bincount(owner[held], minlength=block.n_groups)
+
+
+def _with_lightgbm(block: Block, params: Mapping[str, Any]) -> Fitted:
+    lightgbm = _lightgbm()
+    share = float(params["validation_fraction"]) if params["early_stopping_rounds"] else 0.0
+    order, middle = _hold_out(block, share)
+    models = np.empty(block.n_groups, object)
+    options = {name: params[name] for name in _SETTINGS if name not in
+               ("early_stopping_rounds", "n_estimators")}  # fmt: skip
+    options |= {"objective": params["objective"], "max_bin": params["max_bin"]}
+    options |= {"num_threads": 1, "verbosity": -1, "seed": 0, "deterministic": True}
+    if params["objective"] == "multiclass":
+        options["num_class"] = block.n_classes
+    failed: dict[int, str] = {}
+    for g in range(block.n_groups):
+        begin, end = int(block.offsets[g]), int(block.offsets[g + 1])
+        train, held = order[begin : middle[g]], order[middle[g] : end]
+        data = lightgbm.Dataset(block.X[train], block.y[train], params={"verbosity": -1})
+        extra: dict[str, Any] = {}
+        if len(held):
+            extra["valid_sets"] = [data.create_valid(block.X[held], block.y[held])]
+            rounds = int(params["early_stopping_rounds"])
+            extra["callbacks"] = [lightgbm.early_stopping(rounds, verbose=False)]
+        try:
+            booster = lightgbm.train(options, data, int(params["n_estimators"]), **extra)
+            best = booster.best_iteration if len(held) else None
+            models[g] = booster.model_to_string(num_iteration=best).encode()
+        except lightgbm.basic.LightGBMError as error:
+            failed[g] = f"LightGBMError: {error}"
+    return Fitted({"trees": models}, failed)
+
+
+def _predict_lightgbm(
+    payload: bytes, X: NDArray[np.float64], n_classes: int
+) -> NDArray[np.float64]:
+    booster = _lightgbm().Booster(model_str=payload.decode(), params={"verbosity": -1})
+    found = np.asarray(booster.predict(X, num_threads=1))
+    if n_classes == 2 and found.ndim == 1:
+        return np.stack([1.0 - found, found], axis=1)
+    return found
