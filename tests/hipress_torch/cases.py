@@ -1,8 +1,8 @@
-"""The codecs every suite runs over."""
+"""The codecs every suite runs over; those traced into a program, and all."""
 
 from typing import Any
 
-CODECS: list[tuple[str, dict[str, Any]]] = [
+PROGRAMS: list[tuple[str, dict[str, Any]]] = [
     ("onebit", {}),
     ("onebit", {"block": 64}),
     ("tbq", {}),
@@ -16,4 +16,11 @@ CODECS: list[tuple[str, dict[str, Any]]] = [
     ("fp16", {}),
     ("bf16", {}),
 ]
+CODECS = [
+    *PROGRAMS,
+    ("graddrop", {"ratio": 0.02}),
+    ("graddrop", {"ratio": 0.3}),
+    ("dgc", {"ratio": 0.02}),
+]
 NAMES = [f"{name}-{options}" for name, options in CODECS]
+PROGRAM_NAMES = NAMES[: len(PROGRAMS)]

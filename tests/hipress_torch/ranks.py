@@ -123,7 +123,7 @@ def not_finite(rank: int, ranks: int, value: float) -> dict[str, Any]:
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     for step in range(3):
         train_step(ddp, optimizer, rank, step)
-    residuals = state._registry.residual(torch.device("cpu"))
+    residuals = state._registry.buffer("residual", torch.device("cpu"))
     before = residuals.clone()
     x, y = batch_of(rank, 3)
     if rank == 1:
@@ -174,7 +174,8 @@ def continued(
             saved = torch.load(path, weights_only=True)
             net.load_state_dict(saved["net"])
         ddp = DistributedDataParallel(net, bucket_cap_mb=cap)
-        state = hipress_torch.register(ddp, codec=codec, seed=5)
+        more = {"ratio": 0.01, "warmup": 6} if codec == "dgc" else {}
+        state = hipress_torch.register(ddp, codec=codec, seed=5, **more)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.5)
         if path is not None:
             state.load_state_dict(saved["state"])
@@ -205,7 +206,7 @@ def continued(
     state.close()
     return {
         "equal": whole == flat(net),
-        "residuals": same and len(residuals) == (6 if codec == "onebit" else 0),
+        "residuals": same and len(residuals) == (0 if codec == "terngrad" else 6),
         "iteration": after["iteration"],
         "trace": trace,
     }

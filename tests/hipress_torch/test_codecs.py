@@ -33,7 +33,7 @@ def test_conformance(name, options, backend, monkeypatch, tmp_path):
     report = check_codec(codecs.get(name)(**options))
     if backend == "off":
         assert report.backend == "torch"
-    elif _loader.compiler():
+    elif _loader.compiler() and _loader.shared("hp_sparse_encode"):
         assert report.backend == backend
 
 
@@ -202,3 +202,36 @@ def test_a_codec_of_a_dozen_lines_passes_the_suite(backend, monkeypatch, tmp_pat
     monkeypatch.setenv("HIPRESS_TORCH_CACHE", str(tmp_path))
     report = check_codec(three_levels(sharpness=1.0))
     assert report.bits_per_element < 2.2
+
+
+def test_graddrop_sends_the_largest_and_keeps_the_rest():
+    c = codecs.get("graddrop")(ratio=0.1)
+    x = torch.tensor([0.1, -5.0, 0.2, 3.0, -0.3, 0.0, 0.4, 0.5, 0.6, 0.7] * 2)
+    batch = Batch((Segment(0, 0, 20, 0, 5, 0),))
+    wire = torch.zeros(c.wire_bytes(20), dtype=torch.uint8)
+    residual, out = torch.zeros(20), torch.empty(20)
+    c.encode(batch, x, 1.0, residual, None, wire, 0)
+    c.decode(batch, wire, out)
+    assert torch.nonzero(out).view(-1).tolist() == [1, 11]
+    assert torch.equal(out + residual, x)
+    # The next round sends what waited, though nothing is added.
+    c.encode(batch, torch.zeros(20), 1.0, residual, None, wire, 0)
+    c.decode(batch, wire, out)
+    assert torch.nonzero(out).view(-1).tolist() == [3, 13]
+
+
+def test_dgc_warms_up_to_its_share():
+    c = codecs.get("dgc")(ratio=0.001, warmup=40)
+    shares = [c.at(i).ratio for i in range(41)]
+    assert shares[0] == 0.25
+    assert shares[-1] == 0.001
+    assert shares == sorted(shares, reverse=True)
+    assert c.at(3) is c.at(4)
+
+
+@pytest.mark.parametrize(
+    "options", [{"ratio": 0}, {"momentum": 1.0}, {"clip": -1}, {"warmup": 2.5}]
+)
+def test_dgc_refuses_wrong_options(options):
+    with pytest.raises(CodecError, match=next(iter(options))):
+        codecs.get("dgc")(**options)

@@ -58,9 +58,18 @@ def check_bytes(pool, ranks):
     assert results[0]["metrics"]["iterations"] == steps
 
 
-@pytest.mark.parametrize("codec", ["onebit", "terngrad"])
-def test_training_learns(pool, codec):
-    results = pool.run(jobs.train, codec, 40, {})
+@pytest.mark.parametrize(
+    ("codec", "options"),
+    [
+        ("onebit", {}),
+        ("terngrad", {}),
+        ("tbq", {}),
+        ("graddrop", {"ratio": 0.02}),
+        ("dgc", {"ratio": 0.02, "momentum": 0.5, "clip": 5.0, "warmup": 10}),
+    ],
+)
+def test_training_learns(pool, codec, options):
+    results = pool.run(jobs.train, codec, 40, options)
     losses = results[0]["losses"]
     assert sum(losses[-5:]) < 0.75 * sum(losses[:5])
     assert results[0]["parameters"] == results[1]["parameters"]
@@ -125,7 +134,7 @@ def test_the_raw_hook_works_for_other_dtypes(pool, dtype):
     assert results[0]["metrics"]["ratio"] > 20
 
 
-@pytest.mark.parametrize("codec", ["onebit", "terngrad"])
+@pytest.mark.parametrize("codec", ["onebit", "terngrad", "dgc"])
 @pytest.mark.parametrize("caps", [(0.2, 0.2), (0.2, 25.0)])
 def test_a_run_continues_bit_for_bit_from_a_file(pool, codec, caps, tmp_path):
     for r in pool.run(jobs.continued, codec, str(tmp_path), caps):

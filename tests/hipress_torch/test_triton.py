@@ -10,7 +10,7 @@ import torch
 
 from hipress_torch import codecs
 from hipress_torch.codecs import Batch, Codec, Segment
-from tests.hipress_torch.cases import CODECS, NAMES
+from tests.hipress_torch.cases import PROGRAM_NAMES, PROGRAMS
 
 pytest.importorskip("triton", reason="triton is not installed on this platform")
 
@@ -28,7 +28,7 @@ def test_interpreted_kernels_match_the_reference():
         timeout=150,
     )
     assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == len(CODECS)
+    assert len(done.stdout.splitlines()) == len(PROGRAMS)
 
 
 @pytest.mark.parametrize("name", ["onebit", "terngrad", "tbq", "fp16", "bf16", "none"])
@@ -48,7 +48,7 @@ def test_kernels_compile_ahead_of_time(name, target, monkeypatch, tmp_path):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize(("name", "options"), CODECS, ids=NAMES)
+@pytest.mark.parametrize(("name", "options"), PROGRAMS, ids=PROGRAM_NAMES)
 @pytest.mark.parametrize("messages", [0, 3])
 def test_kernels_on_a_device_match_the_reference(name, options, messages):
     c = codecs.get(name)(**options)

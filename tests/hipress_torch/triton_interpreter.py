@@ -15,7 +15,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from hipress_torch import codecs
 from hipress_torch._triton import TritonKernels
 from hipress_torch.codecs import Batch, Codec, Segment
-from tests.hipress_torch.cases import CODECS
+from tests.hipress_torch.cases import PROGRAMS
 
 
 def compare(name: str, options: dict[str, object]) -> None:
@@ -66,7 +66,7 @@ def compare(name: str, options: dict[str, object]) -> None:
 
 
 if __name__ == "__main__":
-    for name, options in CODECS:
+    for name, options in PROGRAMS:
         compare(name, options)
         print(name, options)
     sys.exit(0)

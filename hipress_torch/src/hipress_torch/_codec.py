@@ -78,12 +78,19 @@ class Codec(abc.ABC):
         feedback: whether what an encode loses is kept and added to the next gradient by default.
         granularity: ranges are cut at multiples of this many elements of a parameter, so that what
             is sent does not depend on how DDP fills its buckets.
+        atomic: whether a segment is coded as a whole, so that one bad value keeps all of it back.
+        momentum: if not 0, velocities are sent in place of gradients, and kept by the state.
+        clip: if not 0, the norm a parameter's gradient is limited to before that, times the square
+            root of the number of ranks.
         options: the options it was made with, plain values.
     """
 
     name: str
     feedback: bool = False
     granularity: int = 4096
+    atomic: bool = False
+    momentum: float = 0.0
+    clip: float = 0.0
     options: Mapping[str, object] = {}
 
     @abc.abstractmethod
@@ -143,7 +150,7 @@ class Codec(abc.ABC):
                 self.expand(message[s.wire : s.wire + size], decoded_N)
                 y_N += decoded_N
             out = wire[s.wire : s.wire + size]
-            usable = _finite_blocks(y_N, self.granularity)
+            usable = _finite_blocks(y_N, self._unit(s))
             if not bool(usable.all()):
                 bad[i] = 1
                 y_N = torch.where(usable, y_N, 0.0)
@@ -185,8 +192,20 @@ class Codec(abc.ABC):
             for message in () if incoming is None else incoming:
                 self.expand(message[s.wire : s.wire + size], sent_N)
                 before_N -= sent_N
-            usable = _finite_blocks(before_N, self.granularity)
+            usable = _finite_blocks(before_N, self._unit(s))
             r_N.copy_(torch.where(usable, before_N, r_N))
+
+    def at(self, iteration: int) -> "Codec":
+        """Returns the codec for an iteration: itself, or another one during a warm-up."""
+        del iteration
+        return self
+
+    def clear_sent(self, batch: Batch, wire: torch.Tensor, velocity: torch.Tensor) -> None:
+        """Clears the velocity of what was sent, if there is a momentum; does nothing here."""
+        del batch, wire, velocity
+
+    def _unit(self, segment: Segment) -> int:
+        return max(1, segment.count) if self.atomic else self.granularity
 
     def fingerprint(self) -> str:
         """Returns a text that is equal on all ranks exactly when they use the same codec."""

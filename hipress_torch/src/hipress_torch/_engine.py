@@ -43,6 +43,7 @@ class Exchange:
     iteration: int
     grad: torch.Tensor
     residual: torch.Tensor | None
+    velocity: torch.Tensor | None
     remaining: int
     finish: Callable[[], None]
     future: "torch.futures.Future[torch.Tensor]"
@@ -177,6 +178,8 @@ class Engine:
                     part.send,
                     stream,
                 )
+                if exchange.velocity is not None:
+                    coded.codec.clear_sent(coded.send, part.send, exchange.velocity)
                 for i in torch.nonzero(bad).view(-1).tolist():
                     flags[coded.send_owners[i]] |= NOT_FINITE
         start = 0
@@ -235,6 +238,8 @@ class Engine:
                         part.own,
                         stream,
                     )
+                    if exchange.velocity is not None:
+                        coded.codec.clear_sent(coded.own, part.own, exchange.velocity)
                     if bool(bad.any()):
                         step.flags |= NOT_FINITE
         head = part.own[:HEADER_BYTES]

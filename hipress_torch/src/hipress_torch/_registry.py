@@ -24,7 +24,7 @@ class Known:
         key: a 64-bit number made of the name.
         count: its elements.
         shape: its shape.
-        residual: where its residual starts in the residual buffer.
+        residual: where its place starts in every buffer.
     """
 
     name: str
@@ -36,15 +36,15 @@ class Known:
 
 
 class Registry:
-    """Parameters in the order they were met, and one float32 buffer of all their residuals."""
+    """Parameters in the order they were met, and float32 buffers with a place for each."""
 
     def __init__(self) -> None:
         self._by_tensor = WeakIdKeyDictionary()
         self.known: list[Known] = []
-        self._residual: torch.Tensor | None = None
+        self._buffers: dict[str, torch.Tensor] = {}
         self._size = 0
-        # Loaded residuals of parameters that have not been met yet, by name.
-        self._loaded: dict[str, torch.Tensor] = {}
+        # What was loaded for parameters that have not been met yet, by kind and name.
+        self._loaded: dict[str, dict[str, torch.Tensor]] = {}
 
     def add_named(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Takes parameters with their names; those met before keep what they have."""
@@ -79,63 +79,62 @@ class Registry:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the residual buffer."""
-        return 0 if self._residual is None else self._residual.numel() * 4
+        """Bytes of all buffers."""
+        return sum(b.numel() * 4 for b in self._buffers.values())
 
-    def residual(self, device: torch.device) -> torch.Tensor:
-        """Returns the residual buffer on that device, zeros for parameters that are new to it."""
-        if self._residual is None or self._residual.device != device:
-            self._residual = (
-                torch.zeros(self._size, device=device)
-                if self._residual is None
-                else self._residual.to(device)
-            )
-        if self._residual.numel() < self._size:
+    def buffer(self, kind: str, device: torch.device) -> torch.Tensor:
+        """Returns a float32 buffer with a place for every parameter, zeros for new ones.
+
+        Args:
+            kind: ``residual`` or ``velocity``.
+            device: where it is to be; it moves there if it is elsewhere.
+        """
+        found = self._buffers.get(kind)
+        if found is None or found.device != device or found.numel() < self._size:
             grown = torch.zeros(self._size, device=device)
-            grown[: self._residual.numel()] = self._residual
-            self._residual = grown
-        if self._loaded:
-            self._place(self._residual)
-        return self._residual
+            if found is not None:
+                grown[: found.numel()] = found
+            found = self._buffers[kind] = grown
+        if self._loaded.get(kind):
+            self._place(kind, found)
+        return found
 
-    def save(self) -> dict[str, torch.Tensor]:
-        """Returns a copy of each parameter's residual on the CPU, by name."""
-        views = ((k.name, self.residual_of(k)) for k in self.known)
-        kept = {name: view.detach().cpu().clone() for name, view in views if view is not None}
-        return kept | self._loaded
+    def save(self, kind: str) -> dict[str, torch.Tensor]:
+        """Returns a copy of each parameter's share of a buffer on the CPU, by name."""
+        buffer = self._buffers.get(kind)
+        kept = dict(self._loaded.get(kind, {}))
+        for known in self.known:
+            end = known.residual + known.count
+            if buffer is not None and end <= buffer.numel() and known.name not in kept:
+                kept[known.name] = buffer[known.residual : end].view(known.shape).cpu().clone()
+        return kept
 
-    def load(self, residuals: Mapping[str, torch.Tensor]) -> None:
-        """Takes saved residuals; parameters that they do not name start with none.
+    def load(self, kind: str, saved: Mapping[str, torch.Tensor]) -> None:
+        """Takes what :meth:`save` returned; parameters that it does not name start with zeros.
 
         Raises:
-            StateError: a residual's shape is not its parameter's; nothing is changed then.
+            StateError: a shape is not its parameter's; nothing is changed then.
         """
         shapes = {k.name: k.shape for k in self.known}
-        for name, residual in residuals.items():
-            if name in shapes and tuple(residual.shape) != shapes[name]:
-                raise StateError(
-                    f"residual of {name!r}: shape {tuple(residual.shape)} in the state dict, "
-                    f"{shapes[name]} in this model; load the state of a run of the same model"
-                )
-        if self._residual is not None:
-            self._residual.zero_()
-        self._loaded = {n: r.detach().to(torch.float32).clone() for n, r in residuals.items()}
+        for name, values in saved.items():
+            if name in shapes:
+                _check_shape(kind, name, tuple(values.shape), shapes[name])
+        if kind in self._buffers:
+            self._buffers[kind].zero_()
+        self._loaded[kind] = {n: v.detach().to(torch.float32).clone() for n, v in saved.items()}
 
-    def _place(self, buffer: torch.Tensor) -> None:
+    def _place(self, kind: str, buffer: torch.Tensor) -> None:
         for known in self.known:
-            residual = self._loaded.pop(known.name, None)
-            if residual is None:
-                continue
-            if tuple(residual.shape) != known.shape:
-                raise StateError(
-                    f"residual of {known.name!r}: shape {tuple(residual.shape)} in the state dict, "
-                    f"{known.shape} in this model; load the state of a run of the same model"
-                )
-            at = slice(known.residual, known.residual + known.count)
-            buffer[at] = residual.flatten().to(buffer.device)
+            values = self._loaded[kind].pop(known.name, None)
+            if values is not None:
+                _check_shape(kind, known.name, tuple(values.shape), known.shape)
+                at = slice(known.residual, known.residual + known.count)
+                buffer[at] = values.flatten().to(buffer.device)
 
-    def residual_of(self, known: Known) -> torch.Tensor | None:
-        """Returns a view of one parameter's residual, or None while there is no residual."""
-        if self._residual is None or self._residual.numel() < known.residual + known.count:
-            return None
-        return self._residual[known.residual : known.residual + known.count].view(known.shape)
+
+def _check_shape(kind: str, name: str, got: tuple[int, ...], needed: tuple[int, ...]) -> None:
+    if got != needed:
+        raise StateError(
+            f"{kind} of {name!r}: shape {got} in the state dict, {needed} in this model; load the "
+            f"state of a run of the same model"
+        )

@@ -94,7 +94,7 @@ class HiPressState:
         self._registry = Registry()
         self._recorder = Recorder()
         self._engine: Engine | None = None
-        self._layouts: dict[int, tuple[tuple[Placed, ...], list[Part]]] = {}
+        self._layouts: dict[int, tuple[tuple[Placed, ...], Codec, list[Part]]] = {}
         self._iteration = -1
 
     @property
@@ -165,9 +165,11 @@ class HiPressState:
             exchange = self._exchange(bucket, buffer, buffer, 1, future)
             engine.submit_plain(exchange)
             return future
-        placed, parts = self._layout(bucket, buffer)
-        del placed
+        codec = self.codec.at(self._iteration)
+        placed, parts = self._layout(bucket, buffer, codec)
         grad = buffer if buffer.dtype == torch.float32 else buffer.float()
+        if codec.momentum:
+            self._accelerate(codec, placed, grad)
         exchange = self._exchange(bucket, buffer, grad, len(parts), future)
         engine.submit(exchange, parts)
         return future
@@ -191,11 +193,31 @@ class HiPressState:
 
         residual = None
         if self.error_feedback and not grad.is_sparse:
-            residual = self._registry.residual(grad.device)
-        return Exchange(bucket.index(), self._iteration, grad, residual, parts, finish, future)
+            residual = self._registry.buffer("residual", grad.device)
+        velocity = None
+        if self.codec.momentum and not grad.is_sparse:
+            velocity = self._registry.buffer("velocity", grad.device)
+        return Exchange(
+            bucket.index(), self._iteration, grad, residual, velocity, parts, finish, future
+        )
+
+    def _accelerate(self, codec: Codec, placed: tuple[Placed, ...], grad: torch.Tensor) -> None:
+        """Replaces each gradient by its velocity, ``momentum * velocity + clipped gradient``."""
+        velocity = self._registry.buffer("velocity", grad.device)
+        assert self._engine is not None
+        limit = codec.clip / self._engine.first.size() ** 0.5
+        for p in placed:
+            g = grad[p.grad : p.grad + p.known.count]
+            if not bool(torch.isfinite(g).all()):
+                continue  # reported by the encode; the velocity keeps its value
+            if limit:
+                g.mul_((limit / g.norm()).clamp(max=1.0))
+            v = velocity[p.known.residual : p.known.residual + p.known.count]
+            v.mul_(codec.momentum).add_(g)
+            g.copy_(v)
 
     def _layout(
-        self, bucket: GradBucket, buffer: torch.Tensor
+        self, bucket: GradBucket, buffer: torch.Tensor, codec: Codec
     ) -> tuple[tuple[Placed, ...], list[Part]]:
         assert self._engine is not None
         placed = tuple(
@@ -203,11 +225,11 @@ class HiPressState:
             for p, g in zip(bucket.parameters(), bucket.gradients(), strict=True)
         )
         found = self._layouts.get(bucket.index())
-        if found is None or found[0] != placed:
+        if found is None or found[0] != placed or found[1] is not codec:
             group = self._engine.first
             parts = build_parts(
                 placed,
-                self.codec,
+                codec,
                 self._plain,
                 self._min_elements,
                 self._part_elements,
@@ -215,11 +237,11 @@ class HiPressState:
                 group.rank(),
                 buffer.device,
             )
-            found = self._layouts[bucket.index()] = (placed, parts)
+            found = self._layouts[bucket.index()] = (placed, codec, parts)
         if bucket.is_last():
             for index in [i for i in self._layouts if i > bucket.index()]:
                 del self._layouts[index]
-        return found
+        return found[0], found[2]
 
     def _end_of_backward(self) -> None:
         assert self._engine is not None
@@ -247,7 +269,6 @@ class HiPressState:
         """
         r = self._recorder
         sent, plain = r.counts("bytes_sent"), r.counts("bytes_plain")
-        residual = self._registry.bytes if self.error_feedback else 0
         return {
             "codec": repr(self.codec),
             "backend": self.codec.backend,
@@ -256,7 +277,7 @@ class HiPressState:
             "bytes_plain": plain,
             "ratio": plain / sent if sent else 1.0,
             "not_finite": r.counts("not_finite"),
-            "residual_bytes": residual,
+            "residual_bytes": self._registry.bytes,
             "seconds": {s: r.seconds(s) for s in STAGES},
         }
 
@@ -268,7 +289,8 @@ class HiPressState:
 
         Returns:
             ``version``, ``iteration``, ``seed``, ``ranks``, and ``residuals``: float32 tensors of
-            the parameters' shapes by name, each this rank's share of what the mean still owes.
+            the parameters' shapes by name, each this rank's share of what the mean still owes; and
+            ``velocities`` likewise, of codecs with momentum.
         """
         ranks = 0 if self._engine is None else self._engine.first.size()
         return {
@@ -276,7 +298,8 @@ class HiPressState:
             "iteration": self.iteration,
             "seed": self.seed,
             "ranks": ranks,
-            "residuals": self._registry.save() if self.error_feedback else {},
+            "residuals": self._registry.save("residual"),
+            "velocities": self._registry.save("velocity"),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -306,7 +329,8 @@ class HiPressState:
                 f"it with "
                 f"seed={state['seed']} so that random rounding goes on as it would have"
             )
-        self._registry.load(state["residuals"])
+        self._registry.load("residual", state["residuals"])
+        self._registry.load("velocity", state.get("velocities", {}))
         self._iteration = int(state["iteration"]) - 1
 
     def trace(self, path: str | os.PathLike[str]) -> None:

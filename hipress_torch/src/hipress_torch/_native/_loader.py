@@ -16,6 +16,7 @@ import os
 import platform
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -111,6 +112,20 @@ def instruction_sets() -> tuple[str, ...]:
 def find(program: Program) -> Kernels | None:
     """Returns the kernels for a program, or None where there are none to be had."""
     return _find(program, instruction_sets())
+
+
+def shared(name: str) -> tuple[Any, str] | None:
+    """Returns a function that was compiled with the wheel and its instruction set, or None."""
+    return _shared(name, instruction_sets())
+
+
+@functools.lru_cache(maxsize=64)
+def _shared(name: str, sets: tuple[str, ...]) -> tuple[Any, str] | None:
+    for instructions in sets:
+        library = _library(str(HERE / f"kernels_{instructions}{suffix()}"))
+        if library is not None and hasattr(library, name):
+            return library[name], instructions
+    return None
 
 
 @functools.lru_cache(maxsize=256)

@@ -21,6 +21,8 @@ BUILT_IN = {
     "tbq": "hipress_torch.codecs._quantizers:tbq",
     "terngrad": "hipress_torch.codecs._quantizers:terngrad",
     "nbit": "hipress_torch.codecs._quantizers:nbit",
+    "dgc": "hipress_torch.codecs._sparse:DGC",
+    "graddrop": "hipress_torch.codecs._sparse:GradDrop",
     "none": "hipress_torch.codecs._casts:none",
     "fp16": "hipress_torch.codecs._casts:fp16",
     "bf16": "hipress_torch.codecs._casts:bf16",
