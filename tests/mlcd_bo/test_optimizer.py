@@ -188,24 +188,27 @@ def jobs(draw):
         fails = draw(st.integers(0, 9)) == 0
         speed = float("nan") if fails else float(np.exp(draw(st.floats(-2.5, 2.5))))
         cells[d] = Cell(d, speed, "oom" if fails else "ok")
-    return Trace("made up", cells, space), draw(st.floats(1.01, 4.0)), draw(st.booleans())
+    limit = draw(st.floats(1.01, 4.0)), draw(st.sampled_from(["budget", "deadline", "both"]))
+    return Trace("made up", cells, space), *limit, draw(st.integers(1, 3))
 
 
 @given(jobs())
 @settings(max_examples=400)
 def test_the_limit_is_kept_once_an_incumbent_keeps_it(case):
-    trace, factor, by_budget = case
+    trace, factor, limit, side_by_side = case
     good = [c for c in trace.cells.values() if c.status == "ok"]
     if not good:
         return
     profiler = mlcd.TraceProfiler(trace, trial_cost=mlcd.TrialCost(0, 20, 120))
     job = profiler.job_of(hours=3)
     hours = {c.deployment: job.work / c.speed / 3600 for c in good}
-    if by_budget:
-        least = min(h * d.price_per_hour for d, h in hours.items())
-        scenario = mlcd.Scenario.fastest_within(least * factor)
-    else:
-        scenario = mlcd.Scenario.cheapest_by(min(hours.values()) * factor)
+    budget = factor * min(h * d.price_per_hour for d, h in hours.items())
+    deadline = factor * min(hours.values())
+    scenario = mlcd.Scenario(
+        "cost" if limit == "deadline" else "time",
+        None if limit == "deadline" else budget,
+        None if limit == "budget" else deadline,
+    )
     try:
         search = mlcd.DeploymentOptimizer(
             trace.space, scenario, job, trial_cost=profiler.trial_seconds
@@ -227,10 +230,11 @@ def test_the_limit_is_kept_once_an_incumbent_keeps_it(case):
         )
 
     held = False
-    while chosen := search.ask():
+    while chosen := search.ask(side_by_side):
+        batch = len(search.trials)
         for deployment in chosen:
             outcome = profiler.profile(deployment, mlcd.Limits())
-            search.tell(mlcd.Trial(deployment, outcome))
+            search.tell(mlcd.Trial(deployment, outcome, batch))
         seen = [t.deployment for t in search.trials if t.observation.status == "ok"]
         kept = any(keeps(d) for d in seen)
         assert kept or not held, "a trial ate the reserve of the last feasible deployment"
