@@ -109,6 +109,27 @@ def test_a_surely_useless_speed_ends_the_trial_early(tmp_path):
     assert seen.seconds < 15
 
 
+def test_progress_is_read_from_the_log_of_a_script_that_cannot_be_changed(tmp_path):
+    path = script(
+        tmp_path,
+        """
+        begun = time.monotonic() + 0.2
+        for i in range(1, 10**6):
+            time.sleep(max(begun + 0.005 * i - time.monotonic(), 0))
+            if i % 4 == 0:
+                print(f"[{os.environ['RANK']}] step {i} loss 0.1 seen {1000 + 64 * i:,}")
+        """,
+    )
+    pattern = r"step (?P<step>\d+) .* seen (?P<samples>[\d,]+)"
+    limits = mlcd.Limits(seconds=60, half_width=0.05)
+    seen = profile(path, TWO, limits, pattern=pattern)
+    assert seen.status == "ok", seen.detail
+    assert seen.speed == pytest.approx(64 / 0.005, rel=0.1)
+    only_steps = profile(path, ONE, limits, pattern=r"step (?P<step>\d+)")
+    assert only_steps.status == "error"
+    assert "(?P<samples>...)" in only_steps.detail
+
+
 CRASHES = {
     "on one rank": (
         """
@@ -216,6 +237,10 @@ def test_refuses():
         mlcd.LocalTorchrun("no/such/script.py")
     with pytest.raises(mlcd.InvalidInput, match="probe_s"):
         mlcd.LocalTorchrun(EXAMPLE, probe_s=0)
+    with pytest.raises(mlcd.InvalidInput, match="regular expression"):
+        mlcd.LocalTorchrun(EXAMPLE, pattern="(")
+    with pytest.raises(mlcd.InvalidInput, match="needs a group"):
+        mlcd.LocalTorchrun(EXAMPLE, pattern="step (.*)")
 
 
 def test_recommends_for_a_real_ddp_script(tmp_path):

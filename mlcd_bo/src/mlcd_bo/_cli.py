@@ -60,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("catalog", help="YAML or CSV file of instance types and prices")
     run.add_argument("script", help="training script that calls mlcd_bo.step")
     run.add_argument("--args", default="", help="the script's arguments, as one string")
+    _add_pattern(run)
     run.add_argument("--checkpoint", help="where the script keeps its progress, to carry it on")
     _add_counts(run)
     _add_job(run)
@@ -77,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         "--accept-prices", action="store_true", help="go on although the catalogue has changed"
     )
     _add_probe(resume)
+    _add_pattern(resume)
     resume.add_argument("--report", help="folder for a report")
     resume.set_defaults(command=_resume)
 
@@ -135,6 +137,14 @@ def _add_probe(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_pattern(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--pattern",
+        help="read progress from the log instead of mlcd_bo.step: a regular expression with a "
+        "group (?P<step>...) or (?P<samples>...) for what is done so far",
+    )
+
+
 def _read_catalog(path: str) -> Catalog:
     return Catalog.from_csv(path) if Path(path).suffix == ".csv" else Catalog.from_yaml(path)
 
@@ -166,7 +176,11 @@ def _plan(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     profiler = LocalTorchrun(
-        args.script, shlex.split(args.args), probe_s=args.probe_s, startup_s=args.startup_s
+        args.script,
+        shlex.split(args.args),
+        pattern=args.pattern,
+        probe_s=args.probe_s,
+        startup_s=args.startup_s,
     )
     search = DeploymentOptimizer(
         SearchSpace(_read_catalog(args.catalog), args.counts),
@@ -199,7 +213,11 @@ def _resume(args: argparse.Namespace) -> int:
     for trial in search.trials:
         _line(trial)
     profiler = LocalTorchrun(
-        search.job.script, search.job.args, probe_s=args.probe_s, startup_s=args.startup_s
+        search.job.script,
+        search.job.args,
+        pattern=args.pattern,
+        probe_s=args.probe_s,
+        startup_s=args.startup_s,
     )
     return _finish(search, profiler, args.report)
 

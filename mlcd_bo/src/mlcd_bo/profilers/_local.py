@@ -15,6 +15,7 @@ from .._check import positive
 from .._errors import InvalidInput
 from .._space import Deployment
 from .._trial import Limits, Observation
+from ._log_lines import LoggedTorchrun, compiled
 from ._process import TorchrunProcess, thread_variables
 from ._watch import Outcome, Watcher
 
@@ -30,6 +31,9 @@ class LocalTorchrun:
     Args:
         script: the training script, one that torchrun can start.
         args: its arguments.
+        pattern: for a script that cannot call `step`: a regular expression that finds progress in
+            the lines it prints, with a group ``(?P<step>...)`` for the optimizer steps or
+            ``(?P<samples>...)`` for the samples (of all ranks) done so far.
         probe_s: most seconds of measuring after the first step.
         startup_s: most seconds until the first step.
         grace_s: most seconds that the script may take to save and end when asked to; only if
@@ -40,7 +44,8 @@ class LocalTorchrun:
         python: the interpreter; None takes this one.
 
     Raises:
-        InvalidInput: the script does not exist, or a time is not above zero.
+        InvalidInput: the script does not exist, the pattern lacks its group, or a time is not
+            above zero.
 
     Example:
         >>> best = DeploymentOptimizer(space, scenario, job).run(LocalTorchrun("train.py"))
@@ -52,6 +57,7 @@ class LocalTorchrun:
         script: str | os.PathLike[str],
         args: Sequence[str] = (),
         *,
+        pattern: str | None = None,
         probe_s: float = 30.0,
         startup_s: float = 60.0,
         grace_s: float = 30.0,
@@ -64,6 +70,7 @@ class LocalTorchrun:
         if not self.script.is_file():
             raise InvalidInput(f"script {str(script)!r} is not a file; give the path of a script")
         self.args = tuple(args)
+        self.pattern = None if pattern is None else compiled(pattern)
         self.probe_s = positive("probe_s", probe_s)
         self.startup_s = positive("startup_s", startup_s)
         self.grace_s = positive("grace_s", grace_s)
@@ -118,7 +125,8 @@ class LocalTorchrun:
     ) -> Outcome:
         kind = deployment.instance_type
         wall = time.time()
-        trial = TorchrunProcess(
+        kind_of_run = TorchrunProcess if self.pattern is None else LoggedTorchrun
+        trial = kind_of_run(
             folder,
             deployment.count * max(int(kind.gpus or 0), 1),
             [str(self.script), *self.args],
@@ -126,6 +134,8 @@ class LocalTorchrun:
             {**thread_variables(kind.vcpus), **script_variables(deployment, limits), **self.env},
             self.python,
         )
+        if isinstance(trial, LoggedTorchrun) and self.pattern is not None:
+            trial.follow(self.pattern)
         try:
             outcome = self._watcher.run(
                 trial, limits, began, lambda words: say(f"{deployment}: {words}")
