@@ -28,7 +28,8 @@ import hipress_torch
 OURS: dict[str, tuple[str, dict[str, Any]]] = {
     "onebit": ("onebit", {}),
     "nbit 4": ("nbit", {}),
-    "our fp16": ("fp16", {}),
+    "graddrop": ("graddrop", {}),
+    "auto": ("onebit", {"plan": "auto"}),
 }
 
 
@@ -78,7 +79,8 @@ def worker(rank: int, ranks: int, folder: str, kind: str, steps: int, names: lis
                 ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
             elif name != "none":
                 codec, options = OURS[name]
-                state = hipress_torch.register(ddp, codec=codec, timeout_s=300, **options)
+                options = {"plan": "always", "timeout_s": 300, **options}
+                state = hipress_torch.register(ddp, codec=codec, **options)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
         trainers[name] = (ddp or net, optimizer, state)
     seconds: dict[str, list[float]] = {name: [] for name in trainers}

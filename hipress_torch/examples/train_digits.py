@@ -32,7 +32,7 @@ def train(rank: int, ranks: int, codec: str, epochs: int) -> dict[str, float]:
         torch.nn.Linear(64 * 16, 10),
     )
     ddp = DistributedDataParallel(net)
-    state = hipress_torch.register(ddp, codec=codec)
+    state = hipress_torch.register(ddp, codec=codec, plan="always")
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.2)
     began = time.perf_counter()
     for epoch in range(epochs):

@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hipress_torch
 from hipress_torch import HiPressState
+from hipress_torch._plan import Term
 
 
 def network(width: int = 300) -> torch.nn.Module:
@@ -63,6 +64,7 @@ def train(
         setattr(dist, name, counted)
     net = network()
     ddp = DistributedDataParallel(net, bucket_cap_mb=0.2, **options.pop("ddp", {}))
+    options.setdefault("plan", "always")
     state = None if codec is None else hipress_torch.register(ddp, codec=codec, **options)
     sent.clear()
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.2)
@@ -99,7 +101,7 @@ def lose_a_peer(rank: int, ranks: int, how: int, timeout_s: float) -> tuple[str,
     """The last rank kills or stops itself in the third step; returns what the others see."""
     net = network()
     ddp = DistributedDataParallel(net, bucket_cap_mb=0.2)
-    hipress_torch.register(ddp, timeout_s=timeout_s)
+    hipress_torch.register(ddp, timeout_s=timeout_s, plan="always")
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     began = time.monotonic()
     try:
@@ -119,7 +121,7 @@ def not_finite(rank: int, ranks: int, value: float) -> dict[str, Any]:
     """One rank has a bad value in one step; returns residuals around it and what all ranks got."""
     net = network()
     ddp = DistributedDataParallel(net, bucket_cap_mb=0.2)
-    state = hipress_torch.register(ddp)
+    state = hipress_torch.register(ddp, plan="always")
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     for step in range(3):
         train_step(ddp, optimizer, rank, step)
@@ -145,7 +147,7 @@ def not_finite(rank: int, ranks: int, value: float) -> dict[str, Any]:
 
 def raw_hook(rank: int, ranks: int, dtype: str) -> dict[str, Any]:
     """The state made before the group is known and registered by hand, on another dtype."""
-    state = HiPressState("onebit")
+    state = HiPressState("onebit", plan="always")
     net = network().to(getattr(torch, dtype))
     ddp = DistributedDataParallel(net)
     ddp.register_comm_hook(state, hipress_torch.hipress_hook)
@@ -175,7 +177,7 @@ def continued(
             net.load_state_dict(saved["net"])
         ddp = DistributedDataParallel(net, bucket_cap_mb=cap)
         more = {"ratio": 0.01, "warmup": 6} if codec == "dgc" else {}
-        state = hipress_torch.register(ddp, codec=codec, seed=5, **more)
+        state = hipress_torch.register(ddp, codec=codec, seed=5, plan="always", **more)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.5)
         if path is not None:
             state.load_state_dict(saved["state"])
@@ -229,7 +231,7 @@ def features(rank: int, ranks: int, feature: str) -> dict[str, Any]:
         elif feature == "sparse":
             net = Words()
         ddp = DistributedDataParallel(net, **options)
-        state = hipress_torch.register(ddp, codec=codec)
+        state = hipress_torch.register(ddp, codec=codec, plan="always")
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
         losses = []
         if feature == "join":
@@ -285,3 +287,37 @@ class Words(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.net(x + self.table((x[:, 0].abs() * 10).long().clamp(max=49)))
+
+
+def planned(rank: int, ranks: int, folder: str) -> dict[str, Any]:
+    """Trains with the default plan; returns what was planned and measured."""
+    net = network()
+    ddp = DistributedDataParallel(net, bucket_cap_mb=0.2)
+    state = hipress_torch.register(ddp)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    for step in range(4):
+        train_step(ddp, optimizer, rank, step)
+    assert isinstance(state.plan, hipress_torch.Plan)
+    profile = state.plan.profile
+    result = {
+        "profile": profile.to_dict(),
+        "explained": state.explain(),
+        "parameters": flat(net),
+        "saved": state.state_dict()["plan"],
+    }
+    state.close()
+    # A profile of another network, given by hand: everything is compressed.
+    slow = hipress_torch.Profile(
+        ranks,
+        {name: Term(t.floor_s, t.offset_s, 1e-5) for name, t in profile.collectives.items()},
+        profile.codecs,
+    )
+    net = network()
+    ddp = DistributedDataParallel(net, bucket_cap_mb=0.2)
+    state = hipress_torch.register(ddp, plan=hipress_torch.Plan(slow, ("onebit",)))
+    for step in range(4):
+        train_step(ddp, torch.optim.SGD(ddp.parameters(), lr=0.1), rank, step)
+    result["slow"] = state.explain()
+    result["ratio"] = state.metrics()["ratio"]
+    state.close()
+    return result

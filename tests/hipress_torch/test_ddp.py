@@ -160,3 +160,17 @@ def test_features_of_ddp(pool, feature):
     plain, onebit = results[0]["none"], results[0]["onebit"]
     if feature == "no_sync":
         assert plain["iterations"] == onebit["iterations"] == 10
+
+
+def test_the_default_plan_is_measured_and_the_same_on_all_ranks(pool, tmp_path):
+    results = pool.run(jobs.planned, str(tmp_path))
+    a, b = results
+    assert a["profile"] == b["profile"]
+    assert a["explained"] == b["explained"]
+    assert a["parameters"] == b["parameters"]
+    assert a["saved"]["profile"] == a["profile"]
+    lines = a["explained"].splitlines()
+    assert lines[0].split()[:4] == ["bucket", "elements", "codec", "part"]
+    assert len(lines) >= 4
+    assert all(line.split()[2] == "onebit" for line in a["slow"].splitlines()[2:])
+    assert a["ratio"] > 15

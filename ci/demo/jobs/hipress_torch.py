@@ -36,7 +36,7 @@ def train(rank: int, ranks: int, codec: str) -> dict[str, Any]:
         torch.nn.Linear(WIDTH, 10),
     )
     ddp = DistributedDataParallel(net, bucket_cap_mb=0.5)
-    state = register(ddp, codec=codec)
+    state = register(ddp, codec=codec, plan="always")
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.5)
     losses, sent = [], []
     began = time.perf_counter()

@@ -9,6 +9,7 @@ from importlib.metadata import version as _version
 
 from hipress_torch import codecs as codecs
 from hipress_torch import ops as ops
+from hipress_torch._calibrate import calibrate as calibrate
 from hipress_torch._compll._algorithm import codec as codec
 from hipress_torch._errors import CodecError as CodecError
 from hipress_torch._errors import ConformanceError as ConformanceError
@@ -24,6 +25,8 @@ from hipress_torch._errors import UnsupportedError as UnsupportedError
 from hipress_torch._errors import WireError as WireError
 from hipress_torch._hook import hipress_hook as hipress_hook
 from hipress_torch._hook import register as register
+from hipress_torch._plan import Plan as Plan
+from hipress_torch._plan import Profile as Profile
 from hipress_torch._state import HiPressState as HiPressState
 
 __version__ = _version("hipress-torch")

@@ -1,15 +1,22 @@
 """The command line: ``hipress`` or ``python -m hipress_torch``."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from hipress_torch import codecs
+from hipress_torch._calibrate import calibrate
 from hipress_torch._codec import Codec
 from hipress_torch._compll._algorithm import Algorithm
 from hipress_torch._errors import CodecError, HiPressError
+from hipress_torch._plan import Plan, Profile
+from hipress_torch._tables import table
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,10 +37,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         "options", nargs="*", metavar="option=value", help="its options, such as bits=4"
     )
     checking.set_defaults(run=_check)
+    measuring = commands.add_parser("calibrate", help="measure the network and the kernels")
+    measuring.add_argument("out", type=Path, help="where to write the profile (JSON)")
+    measuring.add_argument("--codecs", default="onebit,fp16", help="codecs, separated by commas")
+    measuring.add_argument(
+        "--ranks",
+        type=int,
+        default=2,
+        help="processes on this machine; under torchrun its processes are measured instead",
+    )
+    measuring.set_defaults(run=_calibrate)
+    explaining = commands.add_parser("explain", help="show what a profile makes of bucket sizes")
+    explaining.add_argument("profile", type=Path, help="a file that calibrate wrote")
+    explaining.add_argument(
+        "elements", nargs="*", type=int, help="bucket sizes in elements; powers of 4 if none"
+    )
+    explaining.set_defaults(run=_explain)
     arguments = parser.parse_args(argv)
     try:
         status: int = arguments.run(arguments)
-    except HiPressError as error:
+    except (HiPressError, OSError) as error:
         print(f"hipress: {error}", file=sys.stderr)
         return 2
     return status
@@ -67,6 +90,57 @@ def _check(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _calibrate(arguments: argparse.Namespace) -> int:
+    names = tuple(arguments.codecs.split(","))
+    for name in names:
+        codecs.get(name)
+    if "TORCHELASTIC_RUN_ID" in os.environ or "RANK" in os.environ:
+        dist.init_process_group("gloo")
+        profile = _measure(dist.get_rank(), dist.get_world_size(), names)
+        last = dist.get_rank() == 0
+        dist.destroy_process_group()
+    else:
+        from hipress_torch.testing import run_ranks
+
+        profile, last = run_ranks(_measure, arguments.ranks, names)[0], True
+    if last:
+        Profile.from_dict(profile).save(arguments.out)
+        print(f"{arguments.ranks if 'RANK' not in os.environ else profile['ranks']} ranks measured")
+        print(_terms(profile))
+    return 0
+
+
+def _measure(rank: int, ranks: int, names: Sequence[str]) -> dict[str, Any]:
+    del rank, ranks
+    torch.set_num_threads(1)
+    return calibrate(codecs=names).to_dict()
+
+
+def _terms(profile: dict[str, Any]) -> str:
+    rows = [["what", "at least (us)", "us a MB or a million elements"]]
+    terms = dict(profile["collectives"])
+    for codec, stages in profile["codecs"].items():
+        terms |= {f"{codec} {stage}": term for stage, term in stages.items()}
+    for name, term in terms.items():
+        rows.append([name, f"{term['floor_s'] * 1e6:.0f}", f"{term['per_unit_s'] * 1e12:.0f}"])
+    return table(rows)
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    profile = Profile.load(arguments.profile)
+    made = {name: codecs.get(name)() for name in profile.codecs}
+    plan = Plan(profile, tuple(made))
+    names = ["none", *made]
+    rows = [["elements", "codec", "part elements", *(f"{n} ms" for n in names)]]
+    for elements in arguments.elements or [4**e for e in range(5, 13)]:
+        choice = plan.choose(elements, made)
+        times = [f"{seconds * 1e3:.2f}" for _, seconds in choice.candidates]
+        part = str(min(elements, choice.part_elements))
+        rows.append([str(elements), choice.codec, part, *times])
+    print(table(rows))
+    return 0
+
+
 def make(name: str, options: Sequence[str]) -> Codec:
     """Returns a codec of ``option=value`` texts.
 
@@ -91,11 +165,3 @@ def _value(text: str) -> float | int | str | bool:
         except ValueError:
             continue
     return text
-
-
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Returns rows of texts as aligned columns, the first row underlined."""
-    widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows]
-    lines.insert(1, "  ".join("-" * w for w in widths))
-    return "\n".join(lines)

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
 from hipress_torch import codecs
+from hipress_torch._calibrate import calibrate
 from hipress_torch._codec import Codec
 from hipress_torch._compll._algorithm import Algorithm
 from hipress_torch._engine import Engine, Exchange, values_of
@@ -19,7 +20,9 @@ from hipress_torch._errors import CodecError, PlanError, StateError, Unsupported
 from hipress_torch._groups import check_agreement, new_like, require_group
 from hipress_torch._layout import Part, Placed, build_parts
 from hipress_torch._metrics import Recorder, write_trace
+from hipress_torch._plan import Choice, Plan, Profile
 from hipress_torch._registry import Registry
+from hipress_torch._tables import table
 
 STRATEGIES = ("auto", "ps", "allreduce")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -43,6 +46,7 @@ class HiPressState:
         *,
         process_group: dist.ProcessGroup | None = None,
         strategy: str = "auto",
+        plan: str | Plan = "auto",
         error_feedback: bool | None = None,
         seed: int = 0,
         timeout_s: float | None = None,
@@ -57,6 +61,9 @@ class HiPressState:
             process_group: the group that DDP synchronizes; the default group if None.
             strategy: ``ps`` (each rank merges its share of every bucket), ``allreduce`` (plain,
                 for codec ``none`` only), or ``auto``: ``allreduce`` for ``none``, else ``ps``.
+            plan: ``auto`` measures the network and the kernels when training starts and compresses
+                the buckets for which that is faster (else fp16 or plain all-reduce); ``always``
+                and ``never`` do not measure; a :class:`Plan` is taken as it is.
             error_feedback: whether what a message lost is added to the next gradient; None leaves
                 it to the codec.
             seed: seed of the codecs' random numbers; the same on all ranks.
@@ -78,12 +85,19 @@ class HiPressState:
                 f"strategy='allreduce' sums on the wire and so needs codec='none', got "
                 f"{self.codec.name!r}; use strategy='ps'"
             )
+        if not isinstance(plan, Plan) and plan not in PLANS:
+            raise PlanError(
+                f"plan must be a Plan or one of {', '.join(PLANS)}, got {plan!r}; calibrate() "
+                f"makes the "
+                f"profile that a Plan needs"
+            )
         for name, value in (("min_elements", min_elements), ("part_elements", part_elements)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise PlanError(f"{name} must be a whole number of at least 0, got {value!r}")
         if timeout_s is not None and not timeout_s > 0:
             raise PlanError(f"timeout_s must be more than 0 seconds or None, got {timeout_s!r}")
         self.strategy = strategy
+        self.plan = plan
         self.error_feedback = self.codec.feedback if error_feedback is None else error_feedback
         self.seed = seed
         self.timeout_s = timeout_s
@@ -91,6 +105,9 @@ class HiPressState:
         self._part_elements = max(1, part_elements)
         self._group = process_group
         self._plain = make_codec("none", {})
+        self._codecs = {c.name: c for c in (make_codec("fp16", {}), self.codec)}
+        self._choices: dict[int, Choice] = {}
+        self._buckets: dict[int, int] = {}
         self._registry = Registry()
         self._recorder = Recorder()
         self._engine: Engine | None = None
@@ -125,6 +142,21 @@ class HiPressState:
         check_agreement(first, self._settings())
         checksum = zlib.crc32(self.codec.fingerprint().encode())
         self._engine = Engine(first, second, self.seed, checksum, self._recorder)
+        if self.plan == "auto" and first.size() > 1 and not self._plain_sum:
+            names = tuple(self._codecs)
+            profile = calibrate(first, codecs=tuple(self._codecs.values()))
+            self.plan = Plan(profile, names)
+
+    def _choose(self, elements: int) -> Choice:
+        """Returns what to do with a bucket of that size; asked again, the answer is the same."""
+        if elements not in self._choices:
+            if isinstance(self.plan, Plan):
+                made = self.plan.choose(elements, self._codecs)
+            else:
+                plain = self.plan == "never" or self._plain_sum
+                made = Choice("none" if plain else self.codec.name, self._part_elements)
+            self._choices[elements] = made
+        return self._choices[elements]
 
     def bind(self, named_parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Gives parameters their names, which residuals are saved under."""
@@ -161,15 +193,26 @@ class HiPressState:
             future.set_result(buffer)
             return future
         # A sparse gradient names its rows: there is no fixed layout to code it in.
-        if self._plain_sum or buffer.is_sparse:
-            exchange = self._exchange(bucket, buffer, buffer, 1, future)
-            engine.submit_plain(exchange)
+        if buffer.is_sparse:
+            engine.submit_plain(self._exchange(bucket, buffer, buffer, 1, future))
             return future
-        codec = self.codec.at(self._iteration)
-        placed, parts = self._layout(bucket, buffer, codec)
-        grad = buffer if buffer.dtype == torch.float32 else buffer.float()
-        if codec.momentum:
-            self._accelerate(codec, placed, grad)
+        if bucket.is_last():
+            for known in (self._layouts, self._buckets):
+                for index in [i for i in known if i > bucket.index()]:
+                    del known[index]
+        choice = self._choose(buffer.numel())
+        self._buckets[bucket.index()] = buffer.numel()
+        placed = self._placed(bucket, buffer)
+        own = self.codec.at(self._iteration)
+        same = buffer.dtype == torch.float32 or (choice.codec == "none" and not own.momentum)
+        grad = buffer if same else buffer.float()
+        if own.momentum:
+            self._accelerate(own, placed, grad)
+        if choice.codec == "none":
+            engine.submit_plain(self._exchange(bucket, buffer, grad, 1, future))
+            return future
+        codec = own if choice.codec == self.codec.name else self._codecs[choice.codec]
+        parts = self._layout(bucket, buffer, placed, codec, choice.part_elements)
         exchange = self._exchange(bucket, buffer, grad, len(parts), future)
         engine.submit(exchange, parts)
         return future
@@ -216,14 +259,21 @@ class HiPressState:
             v.mul_(codec.momentum).add_(g)
             g.copy_(v)
 
-    def _layout(
-        self, bucket: GradBucket, buffer: torch.Tensor, codec: Codec
-    ) -> tuple[tuple[Placed, ...], list[Part]]:
-        assert self._engine is not None
-        placed = tuple(
+    def _placed(self, bucket: GradBucket, buffer: torch.Tensor) -> tuple[Placed, ...]:
+        return tuple(
             Placed(self._registry.lookup(p), int(g.storage_offset() - buffer.storage_offset()))
             for p, g in zip(bucket.parameters(), bucket.gradients(), strict=True)
         )
+
+    def _layout(
+        self,
+        bucket: GradBucket,
+        buffer: torch.Tensor,
+        placed: tuple[Placed, ...],
+        codec: Codec,
+        part_elements: int,
+    ) -> list[Part]:
+        assert self._engine is not None
         found = self._layouts.get(bucket.index())
         if found is None or found[0] != placed or found[1] is not codec:
             group = self._engine.first
@@ -232,16 +282,13 @@ class HiPressState:
                 codec,
                 self._plain,
                 self._min_elements,
-                self._part_elements,
+                part_elements,
                 group.size(),
                 group.rank(),
                 buffer.device,
             )
             found = self._layouts[bucket.index()] = (placed, codec, parts)
-        if bucket.is_last():
-            for index in [i for i in self._layouts if i > bucket.index()]:
-                del self._layouts[index]
-        return found[0], found[2]
+        return found[2]
 
     def _end_of_backward(self) -> None:
         assert self._engine is not None
@@ -250,7 +297,8 @@ class HiPressState:
 
     def _settings(self) -> str:
         return (
-            f"codec={self.codec.fingerprint()} strategy={self.strategy} seed={self.seed} "
+            f"codec={self.codec.fingerprint()} strategy={self.strategy} plan={self.plan!r} "
+            f"seed={self.seed} "
             f"error_feedback={self.error_feedback} min_elements={self._min_elements} "
             f"part_elements={self._part_elements}"
         )
@@ -281,6 +329,21 @@ class HiPressState:
             "seconds": {s: r.seconds(s) for s in STAGES},
         }
 
+    def explain(self) -> str:
+        """Returns the plan as a table: what is done with each bucket, and what else would take.
+
+        Buckets are those of the latest backward pass; times are predictions in milliseconds.
+        """
+        names = ["none", *self._codecs]
+        rows = [["bucket", "elements", "codec", "part elements", *(f"{n} ms" for n in names)]]
+        for index, elements in sorted(self._buckets.items()):
+            choice = self._choose(elements)
+            predicted = dict(choice.candidates)
+            times = [f"{predicted[n] * 1e3:.2f}" if n in predicted else "-" for n in names]
+            part = str(min(elements, choice.part_elements))
+            rows.append([str(index), str(elements), choice.codec, part, *times])
+        return table(rows)
+
     def state_dict(self) -> dict[str, Any]:
         """Returns this rank's residuals and counters: tensors and plain values, own copies.
 
@@ -300,7 +363,13 @@ class HiPressState:
             "ranks": ranks,
             "residuals": self._registry.save("residual"),
             "velocities": self._registry.save("velocity"),
+            "plan": self._saved_plan(),
         }
+
+    def _saved_plan(self) -> dict[str, Any] | str:
+        if isinstance(self.plan, Plan):
+            return {"profile": self.plan.profile.to_dict(), "codecs": list(self.plan.codecs)}
+        return self.plan
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on where :meth:`state_dict` left off, bit for bit, whatever the buckets' sizes.
@@ -332,6 +401,13 @@ class HiPressState:
         self._registry.load("residual", state["residuals"])
         self._registry.load("velocity", state.get("velocities", {}))
         self._iteration = int(state["iteration"]) - 1
+        saved = state.get("plan")
+        # A measured plan goes on, so that the same buckets are compressed as before.
+        if isinstance(saved, Mapping) and isinstance(self.plan, Plan):
+            profile = Profile.from_dict(saved["profile"])
+            if profile.ranks == self.plan.profile.ranks:
+                self.plan = Plan(profile, tuple(saved["codecs"]))
+                self._choices.clear()
 
     def trace(self, path: str | os.PathLike[str]) -> None:
         """Writes the latest stages of every bucket as a trace for Perfetto or chrome://tracing.
@@ -353,6 +429,7 @@ class HiPressState:
 
 
 STATE_VERSION = 1
+PLANS = ("auto", "always", "never")
 STAGES = ("encode", "send wait", "merge", "gather wait", "decode", "all-reduce wait", "exposed")
 
 

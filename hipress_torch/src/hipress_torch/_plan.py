@@ -1,0 +1,190 @@
+"""When compression pays: a cost model of one bucket, and the plan that follows from it.
+
+Source: SeCoPa of HiPress (its released code): every term is ``T(x) = max(floor, A + B x)``,
+    compressed and
+plain synchronization are compared for each size, with the number of parts that suits each best.
+Here the terms are measured (:func:`hipress_torch.calibrate`) and parts are pipelined, where there
+a part costs what it costs alone.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hipress_torch._codec import Codec
+from hipress_torch._errors import PlanError
+
+PROFILE_VERSION = 1
+PART_CHOICES = tuple(1 << e for e in range(18, 25))
+
+
+@dataclass(frozen=True)
+class Term:
+    """Seconds as a function of a size: ``max(floor_s, offset_s + size * per_unit_s)``.
+
+    Attributes:
+        floor_s: least time, in seconds.
+        offset_s: time at size 0 by the fit, in seconds.
+        per_unit_s: seconds for each byte (collectives) or element (kernels).
+    """
+
+    floor_s: float
+    offset_s: float
+    per_unit_s: float
+
+    def __call__(self, size: float) -> float:
+        """Returns the seconds for a size."""
+        return max(self.floor_s, self.offset_s + self.per_unit_s * size)
+
+    @classmethod
+    def fit(cls, points: Mapping[int, float]) -> "Term":
+        """Returns the term through the smallest and the largest size measured.
+
+        The floor is the least time measured; with one size the time is taken as constant.
+
+        Raises:
+            PlanError: there are no points.
+        """
+        if not points:
+            raise PlanError("a term needs at least one measured size")
+        low, high = min(points), max(points)
+        slope = 0.0 if low == high else max(0.0, (points[high] - points[low]) / (high - low))
+        return cls(min(points.values()), max(0.0, points[high] - slope * high), slope)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What the machines and the network of a process group were measured to take.
+
+    Attributes:
+        ranks: how many ranks there were.
+        collectives: ``all_reduce``, ``all_to_all`` and ``all_gather`` by bytes of one rank's
+            message.
+        codecs: for each codec ``encode``, ``merge`` and ``decode`` by elements.
+    """
+
+    ranks: int
+    collectives: dict[str, Term]
+    codecs: dict[str, dict[str, Term]] = field(default_factory=dict)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the profile as JSON, beside and renamed."""
+        target = Path(path)
+        beside = target.with_name(target.name + ".part")
+        beside.write_text(json.dumps(self.to_dict(), indent=1), encoding="utf-8")
+        os.replace(beside, target)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Profile":
+        """Returns the profile that :meth:`save` wrote.
+
+        Raises:
+            PlanError: the file is no profile, or of another version.
+        """
+        try:
+            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise PlanError(f"{os.fspath(path)} is no profile: {error}") from error
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the profile as plain values."""
+        return {"version": PROFILE_VERSION, **asdict(self)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Profile":
+        """Returns the profile of plain values.
+
+        Raises:
+            PlanError: a field is missing or wrong, or the version is another.
+        """
+        try:
+            if values["version"] != PROFILE_VERSION:
+                raise PlanError(
+                    f"profile: version {values['version']!r}, this release reads "
+                    f"{PROFILE_VERSION}; "
+                    f"calibrate again"
+                )
+            return cls(
+                int(values["ranks"]),
+                {k: Term(**t) for k, t in values["collectives"].items()},
+                {
+                    name: {k: Term(**t) for k, t in terms.items()}
+                    for name, terms in values["codecs"].items()
+                },
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise PlanError(f"profile: {error!r} is missing or wrong; calibrate again") from error
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is done with a bucket.
+
+    Attributes:
+        codec: a codec's name; ``none`` is a plain all-reduce.
+        part_elements: the bucket is cut into parts of about this many elements.
+        seconds: predicted seconds, 0 without a profile.
+        candidates: predicted seconds of every codec that was considered.
+    """
+
+    codec: str
+    part_elements: int
+    seconds: float = 0.0
+    candidates: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Chooses for each bucket by its size, the same on all ranks that have the same profile.
+
+    Attributes:
+        profile: what was measured.
+        codecs: the codecs to choose from beside ``none``, by name.
+    """
+
+    profile: Profile
+    codecs: tuple[str, ...]
+
+    def choose(self, elements: int, codecs: Mapping[str, Codec]) -> Choice:
+        """Returns what to do with a bucket of that many float32 elements.
+
+        Args:
+            elements: size of the bucket.
+            codecs: the codecs by name; those of the plan are considered.
+        """
+        options = {"none": (self.plain(elements), PART_CHOICES[-1])}
+        for name in self.codecs:
+            if name in codecs and name in self.profile.codecs:
+                options[name] = min(
+                    (self.compressed(elements, codecs[name], part), part) for part in PART_CHOICES
+                )
+        best = min(options, key=lambda n: (options[n][0], n))
+        seconds, part = options[best]
+        return Choice(best, part, seconds, tuple((n, s) for n, (s, _) in options.items()))
+
+    def plain(self, elements: int) -> float:
+        """Returns the predicted seconds of a plain all-reduce."""
+        return self.profile.collectives["all_reduce"](4 * elements)
+
+    def compressed(self, elements: int, codec: Codec, part_elements: int) -> float:
+        """Returns the predicted seconds with a codec in parts of that size.
+
+        The stages of a part follow one another; different parts overlap, and the slowest stage sets
+        the pace: the first part's time, and the slowest stage for each further part.
+        """
+        n = self.profile.ranks
+        parts = max(1, round(elements / part_elements))
+        m = elements / parts
+        wire = codec.wire_bytes(max(1, int(m / n)))
+        terms, collectives = self.profile.codecs[codec.name], self.profile.collectives
+        stages = (
+            terms["encode"](m * (n - 1) / n),
+            collectives["all_to_all"](wire * (n - 1)),
+            terms["merge"](m / n),
+            collectives["all_gather"](wire),
+            terms["decode"](m),
+        )
+        return sum(stages) + (parts - 1) * max(stages)

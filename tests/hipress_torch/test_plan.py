@@ -1,0 +1,129 @@
+"""The cost model, profiles and what they make of bucket sizes."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hipress_torch import HiPressState, Plan, PlanError, Profile, codecs
+from hipress_torch._cli import main
+from hipress_torch._plan import Term
+
+CODECS = {name: codecs.get(name)() for name in ("onebit", "fp16")}
+
+
+def profile_of(bytes_per_s: float, latency_s: float = 1e-4, ranks: int = 4) -> Profile:
+    """A network of a given rate, and kernels of 4 GB/s."""
+    per_byte = 1 / bytes_per_s
+    ring = 2 * (ranks - 1) / ranks
+    kernel = {k: Term(1e-6, 0.0, 1e-9) for k in ("encode", "merge", "decode")}
+    return Profile(
+        ranks,
+        {
+            "all_reduce": Term(latency_s, latency_s, ring * per_byte),
+            "all_to_all": Term(latency_s, latency_s, per_byte),
+            "all_gather": Term(latency_s, latency_s, (ranks - 1) * per_byte),
+        },
+        {"onebit": kernel, "fp16": kernel},
+    )
+
+
+def test_a_slow_network_compresses_what_is_large_and_a_fast_one_nothing():
+    slow = Plan(profile_of(12.5e6), ("onebit", "fp16"))
+    assert slow.choose(10_000_000, CODECS).codec == "onebit"
+    assert slow.choose(100, CODECS).codec == "none"
+    fast = Plan(profile_of(50e9), ("onebit", "fp16"))
+    for elements in (1_000, 1_000_000, 100_000_000):
+        assert fast.choose(elements, CODECS).codec == "none"
+
+
+@given(
+    st.integers(1, 10**9),
+    st.floats(1e6, 1e11),
+    st.floats(1e-6, 1e-2),
+    st.integers(2, 64),
+)
+def test_the_choice_is_the_cheapest_candidate(elements, rate, latency, ranks):
+    plan = Plan(profile_of(rate, latency, ranks), ("onebit", "fp16"))
+    choice = plan.choose(elements, CODECS)
+    times = dict(choice.candidates)
+    assert set(times) == {"none", "onebit", "fp16"}
+    assert choice.seconds == times[choice.codec] == min(times.values())
+
+
+@given(st.floats(1e6, 1e10), st.integers(2, 32))
+def test_once_compression_pays_it_pays_for_larger_buckets_too(rate, ranks):
+    plan = Plan(profile_of(rate, 1e-4, ranks), ("onebit",))
+    chosen = [plan.choose(2**e, CODECS).codec == "onebit" for e in range(8, 28)]
+    assert chosen == sorted(chosen)
+
+
+def test_a_term_fits_its_ends_and_keeps_its_floor():
+    term = Term.fit({1000: 0.001, 101_000: 0.011, 201_000: 0.021})
+    assert term(101_000) == pytest.approx(0.011)
+    assert term(0) == 0.001
+    assert Term.fit({8: 0.5})(1e9) == 0.5
+    with pytest.raises(PlanError, match="at least one"):
+        Term.fit({})
+
+
+def test_a_profile_survives_its_file(tmp_path):
+    profile = profile_of(1e9)
+    profile.save(tmp_path / "p.json")
+    assert Profile.load(tmp_path / "p.json") == profile
+    assert [p.name for p in tmp_path.iterdir()] == ["p.json"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{", "is no profile"),
+        ("{}", "calibrate again"),
+        ("[]", "calibrate again"),
+        (json.dumps({"version": 9}), "this release reads 1"),
+        (json.dumps({"version": 1, "ranks": 2, "collectives": {"a": {}}, "codecs": {}}), "again"),
+    ],
+)
+def test_a_wrong_file_is_told(text, told, tmp_path, capsys):
+    path = tmp_path / "p.json"
+    path.write_text(text)
+    with pytest.raises(PlanError, match=told):
+        Profile.load(path)
+    assert main(["explain", str(path)]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_explain_prints_the_plan(tmp_path, capsys):
+    profile_of(12.5e6).save(tmp_path / "p.json")
+    assert main(["explain", str(tmp_path / "p.json"), "100", "10000000"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].split()[:2] == ["100", "none"]
+    assert lines[3].split()[:2] == ["10000000", "onebit"]
+    assert main(["explain", str(tmp_path / "missing.json")]) == 2
+
+
+@pytest.mark.cluster
+def test_calibrate_measures_and_writes(tmp_path, capsys):
+    path = tmp_path / "p.json"
+    assert main(["calibrate", str(path), "--codecs", "onebit,nbit"]) == 0
+    profile = Profile.load(path)
+    assert profile.ranks == 2
+    assert set(profile.codecs) == {"onebit", "nbit"}
+    assert all(t.floor_s > 0 for t in profile.collectives.values())
+    assert "all_reduce" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"plan": "sometimes"}, "plan must be a Plan or one of auto, always, never"),
+        ({"strategy": "tree"}, "strategy must be one of auto, ps"),
+        ({"strategy": "allreduce"}, "needs codec='none'"),
+        ({"min_elements": -1}, "min_elements must be a whole number"),
+        ({"timeout_s": 0}, "timeout_s must be more than 0"),
+    ],
+)
+def test_wrong_arguments_are_told(arguments, told):
+    with pytest.raises(PlanError, match=told):
+        HiPressState("onebit", **arguments)
