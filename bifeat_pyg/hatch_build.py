@@ -57,7 +57,8 @@ def compile_kernels(source: Path, library: Path, warn: Any) -> bool:
     # Beside the target, so that the rename stays within one file system.
     with tempfile.TemporaryDirectory(dir=library.parent, prefix=".build-") as folder:
         made = Path(folder) / library.name
-        for extra in ([], ["-DBIFEAT_NO_CLONES"]):
+        # Several versions for several CPUs where the compiler can, the newest way first.
+        for extra in (["-DBIFEAT_CLONES=2"], ["-DBIFEAT_CLONES=1"], []):
             command = [*chosen, *FLAGS, *extra, str(source), "-o", str(made), "-lm"]
             try:
                 done = subprocess.run(command, capture_output=True, text=True, timeout=300)

@@ -80,6 +80,18 @@ def test_c_affine_equals_reference(shape, bits):
 
 
 @needs_c
+@pytest.mark.parametrize("columns", [64, 80, 1040])
+@pytest.mark.parametrize("bits", [1, 4, 8])
+def test_c_affine_of_results_larger_than_the_caches(bits, columns):
+    # Written past the caches from 8 MiB on, and rows copied together in blocks.
+    low, step = scales_of(columns)
+    packed = reference.pack(codes_of(1000, columns, bits), bits)
+    index = index_of(1000, 40_000 if columns < 100 else 2500)
+    expected = reference.affine_decode(packed, low, step, bits)
+    assert torch.equal(_dispatch.affine(packed, index, low, step, bits), expected[index])
+
+
+@needs_c
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("bits", BITS)
 def test_c_lut_and_encode_equal_reference(shape, bits):

@@ -93,11 +93,12 @@ def affine(
     step: Tensor,
     bits: int,
     dtype: torch.dtype = torch.float32,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Returns `code * step + low` of the chosen rows, [M, D]."""
     codes, index = _placed(codes, index, low.device)
     if _use_c(codes, index, low):
-        out = torch.empty((_count(codes, index), low.numel()), dtype=torch.float32)
+        out = _room(codes, index, low.numel(), out)
         cpu.affine(codes, index, low, step, bits, out)
         return out
     if _use_triton(low):
@@ -114,11 +115,12 @@ def lut(
     bits: int,
     columns: int,
     dtype: torch.dtype = torch.float32,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Returns `values[code]` of the chosen rows, [M, D]."""
     codes, index = _placed(codes, index, values.device)
     if _use_c(codes, index, values):
-        out = torch.empty((_count(codes, index), columns), dtype=torch.float32)
+        out = _room(codes, index, columns, out)
         cpu.lut(codes, index, values, bits, out)
         return out
     if _use_triton(values):
@@ -135,6 +137,7 @@ def vector(
     code_bytes: int,
     columns: int,
     dtype: torch.dtype = torch.float32,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Returns the codebook entries of the chosen rows, [M, D].
 
@@ -143,7 +146,7 @@ def vector(
     """
     codes, index = _placed(codes, index, codebook.device)
     if _use_c(codes, index, codebook):
-        out = torch.empty((_count(codes, index), columns), dtype=torch.float32)
+        out = _room(codes, index, columns, out)
         if (bad := cpu.vector(codes, index, codebook, code_bytes, out)) >= 0:
             raise FormatError(
                 f"row {bad if index is None else int(index[bad])} holds a code outside the "
@@ -169,8 +172,13 @@ def affine_encode(x: Tensor, low: Tensor, step: Tensor, bits: int) -> Tensor:
     return reference.affine_encode(x, low, step, bits)
 
 
-def _count(codes: Tensor, index: Tensor | None) -> int:
-    return codes.shape[0] if index is None else index.numel()
+def _room(codes: Tensor, index: Tensor | None, columns: int, out: Tensor | None) -> Tensor:
+    """Returns float32 [M, D] to write into: `out` if it fits, else new."""
+    shape = (codes.shape[0] if index is None else index.numel(), columns)
+    fits = out is not None and out.shape == shape and out.dtype == torch.float32
+    if out is not None and fits and out.is_contiguous() and out.device.type == "cpu":
+        return out
+    return torch.empty(shape, dtype=torch.float32)
 
 
 def _select(codes: Tensor, index: Tensor | None) -> Tensor:

@@ -75,12 +75,14 @@ class PackedTable:
             out = torch.empty(0, dtype=torch.uint8).set_(shared, 0, (count, bytes_), (bytes_, 1))
         return _dispatch.gather(self.codes, bytes_, index, out)
 
-    def fetch(self, index: Any = None, dtype: torch.dtype = torch.float32) -> Tensor:
+    def fetch(
+        self, index: Any = None, dtype: torch.dtype = torch.float32, out: Tensor | None = None
+    ) -> Tensor:
         """Returns rows as floats, [M, *tail]: gathered and dequantized in one kernel."""
         index = row_index(index, self.rows)
         if isinstance(index, slice):
-            return self.codec.decode(self.codes[index], dtype)
-        return self.codec.decode(self.codes, dtype, index)
+            return self.codec.decode(self.codes[index], dtype, out=out)
+        return self.codec.decode(self.codes, dtype, index, out=out)
 
 
 def row_index(index: Any, rows: int) -> Tensor | slice:

@@ -18,9 +18,13 @@
 #define API __attribute__((visibility("default")))
 #endif
 
-/* One library for old and new x86: the loader picks the version for the CPU at hand. */
-#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(BIFEAT_NO_CLONES)
-#define WIDE __attribute__((target_clones("arch=skylake-avx512", "arch=haswell", "default")))
+/* One library for old and new x86: the loader picks the version for the CPU at hand. The build tries
+ * what its compiler understands. (arch=haswell and the like would match that one model alone.)
+ */
+#if defined(BIFEAT_CLONES) && BIFEAT_CLONES == 2
+#define WIDE __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#elif defined(BIFEAT_CLONES) && BIFEAT_CLONES == 1
+#define WIDE __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define WIDE
 #endif
@@ -63,80 +67,213 @@ API void bf_gather(const uint8_t *codes, int64_t stride, int64_t bytes, const in
   }
 }
 
-/* One plane of one row: contiguous bytes into contiguous floats. */
-static inline void plane_affine(const uint8_t *restrict in, int64_t n, int shift, int mask,
-                                const float *restrict low, const float *restrict step,
-                                float *restrict out) {
-  for (int64_t j = 0; j < n; j++)
-    out[j] = (float)((in[j] >> shift) & mask) * step[j] + low[j];
+/* Sixteen values at a time, in the vector extensions of gcc and clang: whatever the CPU has, they are
+ * lowered to it. Loads and stores go through memcpy, since rows are not aligned.
+ */
+typedef uint8_t Bytes __attribute__((vector_size(16)));
+typedef int32_t Ints __attribute__((vector_size(64)));
+typedef float Floats __attribute__((vector_size(64)));
+
+#define ALWAYS static inline __attribute__((always_inline))
+
+ALWAYS int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* Results larger than the caches are written past them: an ordinary store would first read each line
+ * of memory that it is about to overwrite. Needs an aligned target.
+ */
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#define LARGE (8 << 20)
+ALWAYS int past_caches(const float *out, int64_t m, int64_t columns) {
+  return columns % 16 == 0 && (uintptr_t)out % 64 == 0 && m * columns * 4 >= LARGE;
+}
+ALWAYS void put(float *to, const Floats *value, const int past) {
+  if (past) {
+    float part[16];
+    memcpy(part, value, sizeof part);
+    for (int k = 0; k < 16; k += 4) _mm_stream_ps(to + k, _mm_loadu_ps(part + k));
+  } else {
+    memcpy(to, value, sizeof *value);
+  }
+}
+ALWAYS void settle(int past) { if (past) _mm_sfence(); }
+#else
+ALWAYS int past_caches(const float *out, int64_t m, int64_t columns) {
+  (void)out, (void)m, (void)columns;
+  return 0;
+}
+ALWAYS void put(float *to, const Floats *value, const int past) {
+  (void)past;
+  memcpy(to, value, sizeof *value);
+}
+ALWAYS void settle(int past) { (void)past; }
+#endif
+
+/* How many bytes of a row hold a code in every plane: the last plane may be shorter. */
+ALWAYS int64_t full_bytes(int64_t columns, int64_t plane, int planes) {
+  int64_t last = columns - (planes - 1) * plane;
+  return last < 0 ? 0 : least(last, plane);
+}
+
+ALWAYS void rows_affine(const uint8_t *codes, int64_t stride, const int64_t *index, int64_t m,
+                        int64_t columns, const int bits, const float *low, const float *step,
+                        float *out, const int past) {
+  const int planes = 8 / bits, mask = (1 << bits) - 1;
+  int64_t plane = (columns * bits + 7) / 8, full = full_bytes(columns, plane, planes) & ~15LL;
+  /* Scattered rows are first copied together, some at a time: their misses then overlap, and do not
+   * queue with the stores.
+   */
+  uint8_t block[16384];
+  int64_t tall = index ? (int64_t)sizeof block / (plane ? plane : 1) : 0;
+  for (int64_t i = 0; i < m; i++) {
+    const uint8_t *in;
+    if (tall >= 8) {
+      if (i % tall == 0) {
+        int64_t stop = least(m, i + tall);
+        for (int64_t k = i; k < stop; k++) {
+          ask_ahead(codes, stride, plane, index, k, m);
+          memcpy(block + (k - i) * plane, codes + index[k] * stride, (size_t)plane);
+        }
+      }
+      in = block + i % tall * plane;
+    } else {
+      ask_ahead(codes, stride, plane, index, i, m);
+      in = row_at(codes, stride, index, i);
+    }
+    float *to = out + i * columns;
+    for (int64_t j = 0; j < full; j += 16) {
+      Bytes packed;
+      memcpy(&packed, in + j, sizeof packed);
+      Ints wide = __builtin_convertvector(packed, Ints);
+      for (int p = 0; p < planes; p++) {
+        int64_t at = p * plane + j;
+        Floats scale, base;
+        memcpy(&scale, step + at, sizeof scale);
+        memcpy(&base, low + at, sizeof base);
+        Ints code = (wide >> (8 - bits * (p + 1))) & mask;
+        Floats value = __builtin_convertvector(code, Floats) * scale + base;
+        put(to + at, &value, past);
+      }
+    }
+    for (int p = 0; p < planes; p++) {
+      int64_t start = p * plane, n = least(plane, columns - start);
+      for (int64_t j = full; j < n; j++)
+        to[start + j] = (float)((in[j] >> (8 - bits * (p + 1))) & mask) * step[start + j] + low[start + j];
+    }
+  }
 }
 
 WIDE API void bf_affine(const uint8_t *codes, int64_t stride, const int64_t *index, int64_t m,
                         int64_t columns, int32_t bits, const float *low, const float *step,
                         float *out) {
-  int64_t bytes = bits == 16 ? 2 * columns : (columns * bits + 7) / 8;
-  int mask = (1 << bits) - 1;
+  /* Every plane of every row must start on a whole vector. */
+  int past = past_caches(out, m, columns) && (columns * bits + 7) / 8 % 16 == 0;
+#define AFFINE(b) \
+  if (past) rows_affine(codes, stride, index, m, columns, b, low, step, out, 1); \
+  else rows_affine(codes, stride, index, m, columns, b, low, step, out, 0); \
+  settle(past)
+  switch (bits) { /* constants, so that each loop is unrolled for its planes */
+  case 1: AFFINE(1); return;
+  case 2: AFFINE(2); return;
+  case 4: AFFINE(4); return;
+  case 8: AFFINE(8); return;
+  }
   for (int64_t i = 0; i < m; i++) {
-    ask_ahead(codes, stride, bytes, index, i, m);
+    ask_ahead(codes, stride, 2 * columns, index, i, m);
     const uint8_t *in = row_at(codes, stride, index, i);
     float *to = out + i * columns;
-    if (bits == 16) {
-      for (int64_t j = 0; j < columns; j++)
-        to[j] = (float)(in[2 * j] | in[2 * j + 1] << 8) * step[j] + low[j];
-      continue;
+    for (int64_t j = 0; j < columns; j++)
+      to[j] = (float)(in[2 * j] | in[2 * j + 1] << 8) * step[j] + low[j];
+  }
+}
+
+ALWAYS void rows_lut(const uint8_t *codes, int64_t stride, const int64_t *index, int64_t m,
+                     int64_t columns, const int bits, const float *values, float *out) {
+  const int planes = 8 / bits, mask = (1 << bits) - 1;
+  int64_t plane = (columns * bits + 7) / 8, full = 0;
+#if defined(__GNUC__) && !defined(__clang__)
+  /* Up to 16 values stay in one register, and a look-up is a permutation of it. */
+  Floats table = {0};
+  if (bits <= 4) {
+    memcpy(&table, values, (size_t)(mask + 1) * sizeof(float));
+    full = full_bytes(columns, plane, planes) & ~15LL;
+  }
+#endif
+  for (int64_t i = 0; i < m; i++) {
+    ask_ahead(codes, stride, plane, index, i, m);
+    const uint8_t *in = row_at(codes, stride, index, i);
+    float *to = out + i * columns;
+#if defined(__GNUC__) && !defined(__clang__)
+    for (int64_t j = 0; j < full; j += 16) {
+      Bytes packed;
+      memcpy(&packed, in + j, sizeof packed);
+      Ints wide = __builtin_convertvector(packed, Ints);
+      for (int p = 0; p < planes; p++) {
+        Ints code = (wide >> (8 - bits * (p + 1))) & mask;
+        Floats value = __builtin_shuffle(table, code);
+        memcpy(to + p * plane + j, &value, sizeof value);
+      }
     }
-    int shift = 8 - bits;
-    for (int64_t start = 0; start < columns; start += bytes, shift -= bits) {
-      int64_t n = columns - start < bytes ? columns - start : bytes;
-      plane_affine(in, n, shift, mask, low + start, step + start, to + start);
+#endif
+    for (int p = 0; p < planes; p++) {
+      int64_t start = p * plane, n = least(plane, columns - start);
+      for (int64_t j = full; j < n; j++)
+        to[start + j] = values[(in[j] >> (8 - bits * (p + 1))) & mask];
     }
   }
 }
 
 WIDE API void bf_lut(const uint8_t *codes, int64_t stride, const int64_t *index, int64_t m,
                      int64_t columns, int32_t bits, const float *values, float *out) {
-  int64_t bytes = bits == 16 ? 2 * columns : (columns * bits + 7) / 8;
-  int mask = (1 << bits) - 1;
+  switch (bits) {
+  case 1: rows_lut(codes, stride, index, m, columns, 1, values, out); return;
+  case 2: rows_lut(codes, stride, index, m, columns, 2, values, out); return;
+  case 4: rows_lut(codes, stride, index, m, columns, 4, values, out); return;
+  case 8: rows_lut(codes, stride, index, m, columns, 8, values, out); return;
+  }
   for (int64_t i = 0; i < m; i++) {
-    ask_ahead(codes, stride, bytes, index, i, m);
+    ask_ahead(codes, stride, 2 * columns, index, i, m);
     const uint8_t *in = row_at(codes, stride, index, i);
     float *to = out + i * columns;
-    if (bits == 16) {
-      for (int64_t j = 0; j < columns; j++) to[j] = values[in[2 * j] | in[2 * j + 1] << 8];
-      continue;
-    }
-    int shift = 8 - bits;
-    for (int64_t start = 0; start < columns; start += bytes, shift -= bits) {
-      int64_t n = columns - start < bytes ? columns - start : bytes;
-      for (int64_t j = 0; j < n; j++) to[start + j] = values[(in[j] >> shift) & mask];
-    }
+    for (int64_t j = 0; j < columns; j++) to[j] = values[in[2 * j] | in[2 * j + 1] << 8];
   }
 }
 
-/* Returns the first row that holds a code outside the codebook, or -1. */
-API int64_t bf_vector(const uint8_t *codes, int64_t stride, const int64_t *index, int64_t m,
-                      int64_t columns, int32_t code_bytes, int64_t parts, int64_t length,
-                      int64_t width, const float *book, float *out) {
-  int64_t bytes = parts * code_bytes;
+ALWAYS int64_t rows_vector(const uint8_t *codes, int64_t stride, const int64_t *index, int64_t m,
+                           int64_t columns, const int code_bytes, int64_t parts, int64_t length,
+                           const int64_t width, const float *book, float *out) {
+  int64_t whole = columns / width, bytes = parts * code_bytes;
   for (int64_t i = 0; i < m; i++) {
     ask_ahead(codes, stride, bytes, index, i, m);
     const uint8_t *in = row_at(codes, stride, index, i);
     float *to = out + i * columns;
     for (int64_t s = 0; s < parts; s++) {
       int64_t code = 0;
-      for (int32_t c = 0; c < code_bytes; c++) code |= (int64_t)in[s * code_bytes + c] << (8 * c);
+      for (int c = 0; c < code_bytes; c++) code |= (int64_t)in[s * code_bytes + c] << (8 * c);
       if (code >= length) return i;
-      int64_t left = columns - s * width;
       const float *entry = book + (s * length + code) * width;
-      float *at = to + s * width;
-      /* The usual widths as constants: the copy becomes a few vector moves. */
-      if (left >= width && width == 8) memcpy(at, entry, 8 * sizeof(float));
-      else if (left >= width && width == 16) memcpy(at, entry, 16 * sizeof(float));
-      else if (left >= width && width == 4) memcpy(at, entry, 4 * sizeof(float));
-      else memcpy(at, entry, (size_t)(left < width ? left : width) * sizeof(float));
+      if (s < whole) memcpy(to + s * width, entry, (size_t)width * sizeof(float));
+      else memcpy(to + s * width, entry, (size_t)(columns - s * width) * sizeof(float));
     }
   }
   return -1;
+}
+
+/* Returns the first row that holds a code outside the codebook, or -1. */
+WIDE API int64_t bf_vector(const uint8_t *codes, int64_t stride, const int64_t *index, int64_t m,
+                           int64_t columns, int32_t code_bytes, int64_t parts, int64_t length,
+                           int64_t width, const float *book, float *out) {
+  /* The usual shapes as constants: each copy becomes one or two moves. */
+#define VECTOR(b, w) \
+  if (code_bytes == b && width == w) \
+    return rows_vector(codes, stride, index, m, columns, b, parts, length, w, book, out)
+  VECTOR(1, 4);
+  VECTOR(1, 8);
+  VECTOR(1, 16);
+  VECTOR(2, 8);
+  VECTOR(2, 16);
+#undef VECTOR
+  return rows_vector(codes, stride, index, m, columns, code_bytes, parts, length, width, book, out);
 }
 
 static inline void plane_encode(const float *restrict x, int64_t n, int shift, float top,

@@ -154,10 +154,12 @@ class Codec(ABC):
         index: Tensor | None,
         params: Mapping[str, Tensor],
         dtype: torch.dtype,
+        out: Tensor | None = None,
     ) -> Tensor:
         """Returns the chosen rows (all without an index), [M, D], as `dtype` or as float32.
 
-        `params` are this codec's, on the device to compute on; `index` is not yet checked.
+        `params` are this codec's, on the device to compute on; `index` is not yet checked; `out`
+        may be written into and returned, or not.
         """
 
     def decode(
@@ -166,6 +168,7 @@ class Codec(ABC):
         dtype: torch.dtype = torch.float32,
         index: Tensor | None = None,
         device: torch.device | str | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
         """Returns packed rows as floats; with `index`, gathered and dequantized in one kernel.
 
@@ -175,6 +178,8 @@ class Codec(ABC):
             index: int64 [M], rows to take; all when None.
             device: where to compute, if not where `packed` is. Pinned host memory may be decoded
                 on a CUDA device without copying the table.
+            out: float32 [M, *tail] on the CPU that may be written into and returned, which saves
+                the allocation: fresh memory costs as much as the decoding.
 
         Returns:
             [M, *tail] of `dtype`.
@@ -189,10 +194,12 @@ class Codec(ABC):
                 f"{packed.dtype} {list(packed.shape)}. Were they already dequantized?"
             )
         where = packed.device if device is None else torch.device(device)
-        out = self._decode(packed, index, self.params_on(where), dtype)
+        if out is not None and out.is_contiguous():
+            out = out.view(out.shape[0], self.columns)
+        rows = self._decode(packed, index, self.params_on(where), dtype, out)
         if self.tail != (self.columns,):
-            out = out.reshape(out.shape[0], *self.tail)
-        return out.to(dtype)
+            rows = rows.reshape(rows.shape[0], *self.tail)
+        return rows.to(dtype)
 
     def params_on(self, device: torch.device) -> Mapping[str, Tensor]:
         """Returns the parameters on a device; the copy is kept for the next call."""

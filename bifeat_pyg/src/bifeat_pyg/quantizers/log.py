@@ -60,6 +60,7 @@ class LutCodec(Codec):
         index: Tensor | None,
         params: Mapping[str, Tensor],
         dtype: torch.dtype,
+        out: Tensor | None = None,
     ) -> Tensor:
         return _dispatch.lut(packed, index, params["values"], self.spec.bits, self.columns, dtype)
 

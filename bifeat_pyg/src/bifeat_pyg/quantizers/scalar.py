@@ -112,6 +112,7 @@ class AffineCodec(Codec):
         index: Tensor | None,
         params: Mapping[str, Tensor],
         dtype: torch.dtype,
+        out: Tensor | None = None,
     ) -> Tensor:
         return _dispatch.affine(packed, index, params["low"], params["step"], self.spec.bits, dtype)
 

@@ -132,7 +132,8 @@ class VectorCodec(Codec):
         index: Tensor | None,
         params: Mapping[str, Tensor],
         dtype: torch.dtype,
+        out: Tensor | None = None,
     ) -> Tensor:
         return _dispatch.vector(
-            packed, index, params["codebook"], self.code_bytes, self.columns, dtype
+            packed, index, params["codebook"], self.code_bytes, self.columns, dtype, out
         )
