@@ -321,3 +321,34 @@ def planned(rank: int, ranks: int, folder: str) -> dict[str, Any]:
     result["ratio"] = state.metrics()["ratio"]
     state.close()
     return result
+
+
+def sharded(rank: int, ranks: int, kind: str, codec: str | None) -> dict[str, Any]:
+    """Trains with FSDP, plainly or compressed; returns losses and what was sent."""
+    net = network()
+    state = None
+    if kind == "fsdp2":
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh("cpu", (ranks,))
+        fully_shard(net[2], mesh=mesh)
+        model: torch.nn.Module = fully_shard(net, mesh=mesh)
+        if codec is not None:
+            state = hipress_torch.apply_fsdp(model, codec=codec)
+    else:
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        model = FullyShardedDataParallel(net, device_id=torch.device("cpu"), use_orig_params=True)
+        if codec is not None:
+            state = hipress_torch.FSDPState(codec)
+            model.register_comm_hook(state, hipress_torch.fsdp1_hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = [train_step(model, optimizer, rank, step) for step in range(30)]
+    result: dict[str, Any] = {"losses": losses}
+    if state is not None:
+        result["metrics"] = state.metrics()
+        result["saved"] = sorted(state.state_dict()["residuals"])
+        again = hipress_torch.FSDPState(codec or "none")
+        again.load_state_dict(state.state_dict())
+    return result

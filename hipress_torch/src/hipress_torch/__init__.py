@@ -23,6 +23,9 @@ from hipress_torch._errors import StateError as StateError
 from hipress_torch._errors import UnknownCodecError as UnknownCodecError
 from hipress_torch._errors import UnsupportedError as UnsupportedError
 from hipress_torch._errors import WireError as WireError
+from hipress_torch._fsdp import FSDPState as FSDPState
+from hipress_torch._fsdp import apply_fsdp as apply_fsdp
+from hipress_torch._fsdp import fsdp1_hook as fsdp1_hook
 from hipress_torch._hook import hipress_hook as hipress_hook
 from hipress_torch._hook import register as register
 from hipress_torch._plan import Plan as Plan
