@@ -115,7 +115,9 @@ def fit_block(block: Block, task: Task) -> Outcome:
         kept = good[at[fit.positions]]
         if task.split is None and len(fit.positions):
             seen = some.select(fit.positions)
-            raw = model.predict(fit.stack, seen.X, seen.group_of_row(), block.n_classes)
+            raw = fit.seen
+            if raw is None:
+                raw = model.predict(fit.stack, seen.X, seen.group_of_row(), block.n_classes)
             score[kept] = score_of(seen.y, raw, seen.offsets)
         spent = time.perf_counter() - began
         seconds[good[at]] = spent * some.counts / max(int(some.counts.sum()), 1)
@@ -195,6 +197,7 @@ class _Guarded:
     stack: Stack
     failed: dict[int, str]
     unconverged: NDArray[np.int64]
+    seen: NDArray[np.float64] | None = None
 
 
 def _fit_guarded(model: GroupModel, block: Block, config: Mapping[str, Any]) -> _Guarded:
@@ -221,7 +224,8 @@ def _fit_guarded(model: GroupModel, block: Block, config: Mapping[str, Any]) -> 
     stack = fitted.stack
     if fitted.failed:
         stack = take_stack(stack, positions)
-    return _Guarded(positions, stack, fitted.failed, fitted.unconverged)
+    seen = None if fitted.failed else fitted.seen
+    return _Guarded(positions, stack, fitted.failed, fitted.unconverged, seen)
 
 
 def _search_guarded(

@@ -193,6 +193,20 @@ DISPATCH void binary_gradients(const float* score, const float* y, int n, float*
   }
 }
 
+// The largest absolute value; the bits of positive floats compare as the floats do.
+DISPATCH float largest_size(const float* values, int count) {
+  int32_t best = 0;
+  for (int i = 0; i < count; ++i) {
+    int32_t bits;
+    std::memcpy(&bits, values + i, 4);
+    bits &= 0x7fffffff;
+    best = bits > best ? bits : best;
+  }
+  float value;
+  std::memcpy(&value, &best, 4);
+  return value;
+}
+
 // Packs gradient and Hessian of each row into one 64-bit cell whose sums over n rows cannot
 // overflow: 30 bits with sign for the one, 31 without for the other.
 DISPATCH void pack(const float* g, const float* h, int n, float scale_g, float scale_h,
@@ -346,17 +360,20 @@ int Grower::divide(const Leaf& leaf, const Split& split) {
                           ? b_.begin[split.feature + 1] - b_.begin[split.feature] - 1
                           : 256;
   int32_t* rows = rows_.data() + leaf.begin;
+  int32_t* spare = spare_.data();
+  const int cut = split.bin, missing_left = split.missing_left;
   int left = 0, right = 0;
   for (int k = 0; k < leaf.count; ++k) {
     const int32_t row = rows[k];
     const int bin = column[row];
-    const bool goes_left = bin <= split.bin || (split.missing_left && bin == missing);
+    // Bitwise: a branch here would be mispredicted for every other row.
+    const int goes_left = int(bin <= cut) | (missing_left & int(bin == missing));
     rows[left] = row;
-    spare_[right] = row;
+    spare[right] = row;
     left += goes_left;
-    right += !goes_left;
+    right += 1 - goes_left;
   }
-  std::memcpy(rows + left, spare_.data(), size_t(right) * 4);
+  std::memcpy(rows + left, spare, size_t(right) * 4);
   return left;
 }
 
@@ -482,7 +499,7 @@ double loss_of(const float* score, const float* y, int begin, int end, bool bina
 }
 
 void train_one(const Bins& b, const double* target, int train, bool binary, const Config& c,
-               std::vector<uint8_t>& out) {
+               std::vector<uint8_t>& out, double* fitted) {
   const int n = b.n;
   std::vector<float> y(target, target + n), score(n), g(train), h(train, 1.0f);
   std::vector<int64_t> packed(train);
@@ -503,11 +520,8 @@ void train_one(const Bins& b, const double* target, int train, bool binary, cons
     } else {
       for (int i = 0; i < train; ++i) g[i] = score[i] - y[i];
     }
-    float top = 1e-30f, top_h = 1e-30f;
-    for (int i = 0; i < train; ++i) {
-      top = std::max(top, std::fabs(g[i]));
-      top_h = std::max(top_h, h[i]);
-    }
+    const float top = binary ? 1.0f : std::max(largest_size(g.data(), train), 1e-30f);
+    const float top_h = binary ? 0.25f : 1.0f;
     const float scale_g = float(double(1 << 30) / train) / top;
     const float scale_h = float(double(1 << 30) / train) / top_h;
     pack(g.data(), h.data(), train, scale_g, scale_h, packed.data());
@@ -528,6 +542,10 @@ void train_one(const Bins& b, const double* target, int train, bool binary, cons
     if (stump) break;  // nothing is left to split, and no later tree would find more
   }
   if (c.early_stopping_rounds > 0 && n > train) trees.resize(best_at + 1);
+  const bool cut = c.early_stopping_rounds > 0 && n > train;  // scores are of more trees
+  for (int i = 0; i < n; ++i)
+    fitted[i] = cut ? std::numeric_limits<double>::quiet_NaN()
+                    : double(score[i]) + (binary ? 0.0 : init);
   // The first tree carries the constant, as LightGBM's do.
   for (double& value : trees[0].value) value += init;
   serialize(trees, out);
@@ -540,11 +558,12 @@ void train_one(const Bins& b, const double* target, int train, bool binary, cons
 // X: (rows, features) doubles; y: (rows,) 0/1 or values; group k owns rows offsets[k] to
 // offsets[k+1], the last of them from middle[k] on held out for early stopping. Models come back
 // one behind another in *bytes, group by group, model k ending at ends[k]; `kp_free` frees them.
+// fitted: (n_configs, rows) raw scores of the rows, NaN where trees were dropped again.
 // Returns 0, or 1 when memory ran out.
 EXPORT int kp_gbdt_train(const double* X, const double* y, const int64_t* offsets,
                          const int64_t* middle, int64_t groups, int32_t features, int32_t max_bin,
                          int32_t binary, const void* configs, int64_t n_configs, uint8_t** bytes,
-                         int64_t* ends) {
+                         int64_t* ends, double* fitted) {
   try {
     std::vector<uint8_t> out;
     Bins bins;
@@ -554,7 +573,8 @@ EXPORT int kp_gbdt_train(const double* X, const double* y, const int64_t* offset
       const int n = int(offsets[k + 1] - begin), train = int(middle[k] - begin);
       make_bins(X + begin * features, n, train, features, max_bin, bins);
       for (int64_t c = 0; c < n_configs; ++c) {
-        train_one(bins, y + begin, train, binary != 0, config[c], out);
+        train_one(bins, y + begin, train, binary != 0, config[c], out,
+                  fitted + c * offsets[groups] + begin);
         ends[k * n_configs + c] = int64_t(out.size());
       }
     }

@@ -50,7 +50,7 @@ def library() -> Any:
     loaded.kp_gbdt_train.restype = ctypes.c_int
     loaded.kp_gbdt_train.argtypes = [
         pointer, pointer, pointer, pointer, ctypes.c_int64, ctypes.c_int32, ctypes.c_int32,
-        ctypes.c_int32, pointer, ctypes.c_int64, pointer, pointer,
+        ctypes.c_int32, pointer, ctypes.c_int64, pointer, pointer, pointer,
     ]  # fmt: skip
     loaded.kp_free.restype = None
     loaded.kp_free.argtypes = [pointer]
@@ -69,8 +69,10 @@ def train(
     max_bin: int,
     binary: bool,
     configs: Sequence[TreeConfig],
-) -> list[list[bytes]]:
-    """Returns the model of each group (outer) under each configuration (inner).
+) -> tuple[list[list[bytes]], NDArray[np.float64]]:
+    """Returns the model of each group (outer) under each configuration (inner), and raw scores.
+
+    The scores (configurations, N) are those of the rows; NaN where early stopping dropped trees.
 
     Args:
         X: (N, D) float64, C-contiguous, NaN where missing.
@@ -91,11 +93,12 @@ def train(
     groups = len(middle)
     settings = (TreeConfig * len(configs))(*configs)
     ends = np.zeros(groups * len(configs), np.int64)
+    fitted = np.empty((len(configs), len(y)))
     found = ctypes.c_void_p()
     status = kernel.kp_gbdt_train(
         X.ctypes.data, np.ascontiguousarray(y).ctypes.data, offsets.ctypes.data,
         middle.ctypes.data, groups, X.shape[1], max_bin, int(binary), settings, len(configs),
-        ctypes.byref(found), ends.ctypes.data,
+        ctypes.byref(found), ends.ctypes.data, fitted.ctypes.data,
     )  # fmt: skip
     if status != 0:
         raise MemoryError("the tree kernel ran out of memory; use fewer or smaller groups at once")
@@ -105,7 +108,8 @@ def train(
         kernel.kp_free(found)
     starts = np.append(0, ends[:-1])
     flat = [whole[begin:end] for begin, end in zip(starts, ends, strict=True)]
-    return [flat[g * len(configs) : (g + 1) * len(configs)] for g in range(groups)]
+    models = [flat[g * len(configs) : (g + 1) * len(configs)] for g in range(groups)]
+    return models, fitted
 
 
 def add_scores(

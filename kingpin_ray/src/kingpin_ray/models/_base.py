@@ -39,11 +39,13 @@ class Fitted:
         stack: parameters, first axis the groups of the block.
         failed: message by position of a group whose training raised.
         unconverged: positions of groups that stopped at the iteration limit.
+        seen: what `predict` would return for the block's own rows, where training knows it anyway.
     """
 
     stack: Stack
     failed: dict[int, str] = field(default_factory=dict)
     unconverged: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    seen: NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True)

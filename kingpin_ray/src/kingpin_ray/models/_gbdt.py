@@ -136,13 +136,23 @@ class GBDT(GroupModel):
             y = block.y[order].astype(np.float64)
             settings = [trees.TreeConfig(*(full[c][name] for name in _SETTINGS)) for c in members]
             binary = self.objective == "binary"
-            found = trees.train(X, y, block.offsets, middle, max_bin, binary, settings)
+            found, fitted = trees.train(X, y, block.offsets, middle, max_bin, binary, settings)
             for k, c in enumerate(members):
                 models = np.empty(block.n_groups, object)
                 for g in range(block.n_groups):
                     models[g] = found[g][k]
-                results[c] = Fitted({"trees": models})
+                seen = np.empty(len(y))
+                seen[order] = fitted[k]
+                results[c] = Fitted({"trees": models}, seen=self._outputs(seen, block.n_classes))
         return [fitted for fitted in results if fitted is not None]
+
+    def _outputs(self, raw: NDArray[np.float64], n_classes: int) -> NDArray[np.float64] | None:
+        if not np.isfinite(raw).all():
+            return None
+        if not n_classes:
+            return raw
+        positive = expit(raw)
+        return np.stack([1.0 - positive, positive], axis=1)
 
     def predict(
         self, stack: Stack, X: NDArray[np.floating], model: NDArray[np.int64], n_classes: int
