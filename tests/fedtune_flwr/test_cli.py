@@ -43,6 +43,11 @@ def test_profile_tune_explain_plot(files, capsys, monkeypatch):
     assert out.count("weight x") == 4
     assert main(["explain", str(report)]) == 0
     assert "evaluations" in capsys.readouterr().out
+    assert main(["bench", str(policy), str(table), "--proxy", str(files / "proxy.npz"),
+                 "--model", MODEL, "--emulations", "3", "--rounds", "2"]) == 0  # fmt: skip
+    out = capsys.readouterr().out
+    assert "equal weights" in out
+    assert out.count("+-") == 4
     page = files / "report.html"
     assert main(["plot", str(report), "--out", str(page)]) == 0
     text = page.read_text()
@@ -70,6 +75,8 @@ def test_profile_tune_explain_plot(files, capsys, monkeypatch):
         (["tune", "m", "--proxy", "{a}", "--model", MODEL, "--dim", "lr=log:1:2",
           "--default", "b=x"], "NUMBER"),
         (["explain", "absent.json"], "absent.json"),
+        (["bench", "x.json", "m", "--proxy", "{a}", "--model", MODEL, "--rounds", "0"], "--rounds"),
+        (["bench", "x.json", "m", "--proxy", "{a}", "--model", MODEL], "x.json"),
         (["plot", "absent.json"], "absent.json"),
         (["new", "3app"], "identifier"),
     ],

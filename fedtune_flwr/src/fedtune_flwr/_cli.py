@@ -1,4 +1,4 @@
-"""`fedtune`: profile, tune, explain, plot, new; also `python -m fedtune_flwr`."""
+"""`fedtune`: profile, tune, explain, plot, bench, new; also `python -m fedtune_flwr`."""
 
 import argparse
 import importlib
@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ._compare import compare
 from ._emulate import Emulator
 from ._errors import ConfigError, FedTuneError
 from ._page import write_page
@@ -79,6 +80,15 @@ def _parser() -> argparse.ArgumentParser:
     four.add_argument("report", type=Path)
     four.add_argument("--out", type=Path, default=Path("report.html"), help=".html, .svg or .png")
     four.set_defaults(run=_plot)
+
+    six = commands.add_parser("bench", help="a policy against simple rivals, on fresh emulations")
+    six.add_argument("file", type=Path, help="policy.json or report.json")
+    six.add_argument("metrics", type=Path, help="CSV, a row a client")
+    _proxy_arguments(six)
+    six.add_argument("--emulations", type=int, default=8)
+    six.add_argument("--rounds", type=int, default=20)
+    six.add_argument("--seed", type=int, default=0)
+    six.set_defaults(run=_bench)
 
     five = commands.add_parser("new", help="write a Flower app to start from")
     five.add_argument("name")
@@ -160,6 +170,30 @@ def _explain(arguments: argparse.Namespace) -> None:
             f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in given.values.items()
         )
         print(f"client {i}: {values}, weight x {given.weight_factor:.3g}")
+
+
+def _bench(arguments: argparse.Namespace) -> None:
+    if arguments.emulations < 2 or arguments.rounds < 1:
+        raise ConfigError("--emulations must be at least 2 and --rounds at least 1")
+    arms = compare(
+        _policy(arguments.file),
+        Emulator(_proxy(arguments), seed=arguments.seed),
+        read_metrics(arguments.metrics),
+        emulations=arguments.emulations,
+        rounds=arguments.rounds,
+    )
+    print(f"{'':36} {'score':>8}   policy minus this")
+    for arm in arms:
+        mean = sum(arm.scores) / len(arm.scores)
+        gap = f"{arm.difference:+.4f} +- {arm.standard_error:.4f}" if arm is not arms[0] else ""
+        print(f"{arm.name:36} {mean:8.4f}   {gap}")
+
+
+def _policy(path: Path) -> Policy:
+    try:
+        return TuneReport.load(path).policy
+    except FedTuneError:
+        return Policy.load(path)
 
 
 def _plot(arguments: argparse.Namespace) -> None:
