@@ -11,6 +11,9 @@ from importlib.metadata import version as _version
 
 from bifeat_pyg import paper as paper
 from bifeat_pyg import quantizers as quantizers
+from bifeat_pyg._cache import CachedRows as CachedRows
+from bifeat_pyg._choose import Choice as Choice
+from bifeat_pyg._choose import choose_spec as choose_spec
 from bifeat_pyg._dequantize import Dequantize as Dequantize
 from bifeat_pyg._errors import BiFeatError as BiFeatError
 from bifeat_pyg._errors import ChecksumError as ChecksumError

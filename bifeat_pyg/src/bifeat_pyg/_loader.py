@@ -1,12 +1,13 @@
 """QuantizedLoader: any loader of packed batches, yielding float ones."""
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch_geometric.data import Data, HeteroData
 
+from bifeat_pyg._cache import CachedRows
 from bifeat_pyg._errors import LoaderError
 from bifeat_pyg._quantize import SUFFIX, codecs_of
 from bifeat_pyg._store import QuantizedFeatureStore
@@ -29,6 +30,8 @@ class QuantizedLoader:
             used.
         store: where the codecs are, if the loader reads from a store that it does not show as
             `loader.data[0]`.
+        rows: caches to take features from, by `batch.n_id`; the batches then need no features of
+            their own (keep them out of the Data or store that the loader reads).
 
     Raises:
         LoaderError: `loader` cannot be iterated, or the device is not there.
@@ -46,6 +49,7 @@ class QuantizedLoader:
         prefetch: bool = True,
         *,
         store: QuantizedFeatureStore | None = None,
+        rows: CachedRows | Sequence[CachedRows] = (),
     ) -> None:
         if not hasattr(loader, "__iter__"):
             raise LoaderError(
@@ -60,6 +64,7 @@ class QuantizedLoader:
             raise LoaderError(f"device is {self.device}, but torch sees no CUDA device here")
         self.dtype = dtype
         self.prefetch = prefetch
+        self._rows = (rows,) if isinstance(rows, CachedRows) else tuple(rows)
         self._store = store if store is not None else _find_store(loader)
 
     def __iter__(self) -> Iterator[Any]:
@@ -119,6 +124,9 @@ class QuantizedLoader:
             for name, codec in found.items():
                 if part.get(name) is not None:
                     part[name] = codec.decode(part[name], self.dtype)
+            for cached in self._rows:
+                if part._key == cached.group_name and "n_id" in part:
+                    part[cached.attr_name] = cached.fetch(part.n_id, self.dtype)
         return batch
 
     def _from_store(self, part: Any) -> Mapping[str, Codec]:

@@ -155,7 +155,7 @@ class QuantizedFeatureStore(FeatureStore):  # type: ignore[misc]
             UnknownAttrError: it is not there, or not packed.
             RowIndexError: an index is outside.
         """
-        return self._table(group_name, attr_name).fetch(index, dtype)
+        return self.table(group_name, attr_name).fetch(index, dtype)
 
     def codec(self, group_name: str | None, attr_name: str) -> Codec:
         """Returns the codec of a packed attribute.
@@ -163,7 +163,18 @@ class QuantizedFeatureStore(FeatureStore):  # type: ignore[misc]
         Raises:
             UnknownAttrError: it is not there, or not packed.
         """
-        return self._table(group_name, attr_name).codec
+        return self.table(group_name, attr_name).codec
+
+    def table(self, group_name: str | None, attr_name: str) -> PackedTable:
+        """Returns the packed table of an attribute.
+
+        Raises:
+            UnknownAttrError: it is not there, or not packed.
+        """
+        try:
+            return self._tables[group_name, attr_name]
+        except KeyError:
+            raise UnknownAttrError(self._missing(group_name, attr_name)) from None
 
     def codecs(self) -> dict[Key, Codec]:
         """Returns all codecs by (node type, attribute)."""
@@ -226,12 +237,6 @@ class QuantizedFeatureStore(FeatureStore):  # type: ignore[misc]
     def get_all_tensor_attrs(self) -> list[TensorAttr]:
         """Returns a fresh TensorAttr for everything held; loaders write into them."""
         return [StoreAttr(group_name=g, attr_name=a) for g, a in (*self._tables, *self._plain)]
-
-    def _table(self, group: str | None, name: str) -> PackedTable:
-        try:
-            return self._tables[group, name]
-        except KeyError:
-            raise UnknownAttrError(self._missing(group, name)) from None
 
     def _missing(self, group: str | None, name: str) -> str:
         held = [label(*key) for key in (*self._tables, *self._plain)]
