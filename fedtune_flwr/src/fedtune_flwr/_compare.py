@@ -42,7 +42,9 @@ def rivals(policy: Policy) -> dict[str, Policy]:
         "its values for all": plain,
         "for all, weights n": replace(plain, weight_exponent=1.0),
         "for all, equal weights": replace(plain, weight_exponent=0.0),
-        "for all, weights n exp(-1.5 loss)": replace(plain, weight_exponent=1.0, slopes=by_loss),
+        "for all, weights n exp(-1.5 loss)": replace(
+            plain, weight_exponent=1.0, slopes=by_loss, centroids=()
+        ),
     }
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ._metrics import METRICS, NAMES, Scaler
-from ._policy import WEIGHT, Policy, Slopes, steerable
+from ._policy import GROUP, WEIGHT, Policy, Slopes, steerable
 from ._space import SearchSpace
 
 
@@ -48,32 +48,36 @@ class PolicyCube:
         scaler: scales the metrics of the clients; pairs in which its spread is at the metric's
             minimum are left out, since the clients do not differ there.
         weight: whether aggregation weights may be changed.
+        centroids: centres of groups; slopes are then on groups instead of metrics.
     """
 
-    def __init__(self, space: SearchSpace, scaler: Scaler, *, weight: bool) -> None:
+    def __init__(
+        self,
+        space: SearchSpace,
+        scaler: Scaler,
+        *,
+        weight: bool,
+        centroids: tuple[tuple[float, ...], ...] = (),
+    ) -> None:
         self.space = space
         self.scaler = scaler
         self.weight = weight
+        self.centroids = centroids
         spread = dict(zip(NAMES, scaler.scale, strict=True))
         allowed = steerable(space, weight)
         self.space_is_steerable = bool(allowed)
-        self.pairs = [pair for pair in allowed if spread[pair[1]] > METRICS[pair[1]].spread]
+        differing = [pair for pair in allowed if spread[pair[1]] > METRICS[pair[1]].spread]
+        by_metric = {pair: _limits(pair, spread[pair[1]]) for pair in differing}
+        limits = by_metric if not centroids else _by_group(allowed, by_metric, centroids)
+        self.pairs = list(limits)
         self._bounds: list[tuple[float, float]] = [d.bounds for d in space.values()]
         if weight:
             self._bounds.append((0.0, 1.0))
         self._first_slope = len(self._bounds)
         self.prior: Slopes = {}
-        for pair in self.pairs:
-            known = _PRIORS.get(pair)
-            scale = spread[pair[1]]
-            low, prior, high = (
-                (-_ASKED, 0.0, _ASKED)
-                if known is None
-                else (known.low * scale, known.prior * scale, known.high * scale)
-            )
-            low, high = max(low, -_STEEPEST), min(high, _STEEPEST)
+        for pair, (low, prior, high) in limits.items():
             self._bounds.append((low, high))
-            self.prior[pair] = min(max(prior, low), high)
+            self.prior[pair] = prior
 
     @property
     def dimensions(self) -> int:
@@ -98,7 +102,7 @@ class PolicyCube:
         slopes = dict(zip(self.pairs, numbers[self._first_slope :], strict=True))
         # The point that stands for 0 may miss it by a rounding error.
         slopes = {pair: slope for pair, slope in slopes.items() if abs(slope) > 1e-9}
-        return Policy(self.space, base, self.scaler, slopes, exponent, origin)
+        return Policy(self.space, base, self.scaler, slopes, exponent, origin, self.centroids)
 
     def point(self, base: np.ndarray, slopes: Mapping[tuple[str, str], float]) -> np.ndarray:
         """The point of `base` with its slopes replaced; pairs not given get 0."""
@@ -110,7 +114,7 @@ class PolicyCube:
 
     def suggestions(self) -> list[Slopes]:
         """Slopes worth trying first: parts of the prior, alone and together."""
-        loss = {p: s for p, s in self.prior.items() if p[1] == "reference-loss"}
+        loss = {p: s for p, s in self.prior.items() if self.centroids or p[1] == "reference-loss"}
         parts = [
             {p: s for p, s in loss.items() if p[0] == WEIGHT},
             {p: s for p, s in loss.items() if p[0] != WEIGHT},
@@ -130,3 +134,33 @@ class PolicyCube:
     def _to_unit(self, column: int, number: float) -> float:
         low, high = self._bounds[column]
         return min(max((number - low) / (high - low), 0.0), 1.0)
+
+
+def _limits(pair: tuple[str, str], scale: float) -> tuple[float, float, float]:
+    """Lowest slope, prior and highest, per spread of the metric."""
+    known = _PRIORS.get(pair)
+    if known is None:
+        return -_ASKED, 0.0, _ASKED
+    low, high = max(known.low * scale, -_STEEPEST), min(known.high * scale, _STEEPEST)
+    return low, min(max(known.prior * scale, low), high), high
+
+
+def _by_group(
+    allowed: list[tuple[str, str]],
+    by_metric: dict[tuple[str, str], tuple[float, float, float]],
+    centroids: tuple[tuple[float, ...], ...],
+) -> dict[tuple[str, str], tuple[float, float, float]]:
+    """Limits of each output in each group but the first, whose priors follow those by metric."""
+    centres = np.asarray(centroids)
+    limits = {}
+    for output in dict.fromkeys(name for name, _ in allowed):
+        for group in range(1, len(centres)):
+            away = centres[group] - centres[0]
+            prior = sum(
+                slope * away[NAMES.index(metric)]
+                for (name, metric), (_, slope, _) in by_metric.items()
+                if name == output
+            )
+            prior = float(min(max(prior, -_STEEPEST), _STEEPEST))
+            limits[output, f"{GROUP}{group}"] = (-_STEEPEST, prior, _STEEPEST)
+    return limits

@@ -3,24 +3,27 @@
     coordinate_i = base + slopes @ z_i         (clipped to the space)
     weight_i     = n_i ** exponent * exp(weight_slopes @ z_i)
 
-with z the scaled metrics. All slopes 0 gives every client the same values.
+with z the scaled metrics, or in a grouped policy an indicator of the group whose centre is nearest.
+All slopes 0 gives every client the same values.
 """
 
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ._cluster import nearest
 from ._errors import SpaceError, StateError
 from ._files import write_atomic
 from ._metrics import NAMES, Scaler, as_matrix
 from ._space import Scalar, SearchSpace
 
 WEIGHT = "weight"
+GROUP = "group-"
 # A client's weight may change by at most this factor either way, whatever it reports.
 MAX_LOG_WEIGHT = 5.0
 
@@ -78,6 +81,8 @@ class Policy:
         scaler: how metrics are centred and scaled.
         weight_exponent: aggregation weights grow with this power of the number of examples.
         origin: how the policy came to be: "default", "prior", "global" or "tuned".
+        centroids: centres of the groups in scaled metrics; slopes are then on "group-1",
+            "group-2", ..., relative to group 0. Empty where slopes are on metrics.
     """
 
     space: SearchSpace
@@ -86,6 +91,7 @@ class Policy:
     slopes: Slopes = field(default_factory=dict)
     weight_exponent: float = 1.0
     origin: str = "default"
+    centroids: tuple[tuple[float, ...], ...] = ()
 
     @classmethod
     def constant(
@@ -126,10 +132,21 @@ class Policy:
 
     def _shift(self, output: str, z_KM: np.ndarray) -> np.ndarray:
         shift_K = np.zeros(len(z_KM))
-        for (name, metric), slope in self.slopes.items():
-            if name == output:
-                shift_K += slope * z_KM[:, NAMES.index(metric)]
+        own = {metric: slope for (name, metric), slope in self.slopes.items() if name == output}
+        if own and self.centroids:
+            group_K = nearest(z_KM, self.centroids)
+            for metric, slope in own.items():
+                shift_K += slope * (group_K == int(metric.removeprefix(GROUP)))
+            return shift_K
+        for metric, slope in own.items():
+            shift_K += slope * z_KM[:, NAMES.index(metric)]
         return shift_K
+
+    def group_of(self, metrics: Mapping[str, float] | None) -> int:
+        """The number of a client's group; 0 where the policy has none."""
+        if not self.centroids:
+            return 0
+        return int(nearest(self.scaler.transform(as_matrix([metrics or {}])), self.centroids)[0])
 
     def assign(self, metrics: Mapping[str, float] | None) -> Assignment:
         """What a client with these metrics gets; None or missing numbers count as the median."""
@@ -141,7 +158,7 @@ class Policy:
     def scaled(self, strength: float) -> "Policy":
         """The same policy with every slope multiplied by `strength` (0 customizes nothing)."""
         slopes = {pair: slope * strength for pair, slope in self.slopes.items()}
-        return Policy(self.space, self.base, self.scaler, slopes, self.weight_exponent, self.origin)
+        return replace(self, slopes=slopes)
 
     def explain(self, rows: Sequence[Mapping[str, float]] = ()) -> str:
         """The policy in words, with the range of values over some clients if given."""
@@ -159,11 +176,16 @@ class Policy:
         return "\n".join(lines)
 
     def _terms(self, output: str) -> str:
-        return "".join(
-            f", x exp({slope:+.2f} per {self.scaler.scale[NAMES.index(metric)]:.2f} {metric})"
-            for (name, metric), slope in self.slopes.items()
-            if name == output and slope
-        )
+        terms = []
+        for (name, metric), slope in self.slopes.items():
+            if name != output or not slope:
+                continue
+            if metric in NAMES:
+                per = f"per {self.scaler.scale[NAMES.index(metric)]:.2f} {metric}"
+            else:
+                per = f"in {metric}"
+            terms.append(f", x exp({slope:+.2f} {per})")
+        return "".join(terms)
 
     def to_dict(self) -> dict[str, Any]:
         """A form that JSON can hold; `from_dict` reads it."""
@@ -176,6 +198,7 @@ class Policy:
             "metrics": list(NAMES),
             "weight_exponent": self.weight_exponent,
             "origin": self.origin,
+            "centroids": [list(centre) for centre in self.centroids],
         }
 
     @classmethod
@@ -197,6 +220,7 @@ class Policy:
                 {(str(o), str(m)): float(s) for o, m, s in fields["slopes"]},
                 float(fields["weight_exponent"]),
                 str(fields["origin"]),
+                tuple(tuple(map(float, centre)) for centre in fields["centroids"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StateError(f"not a policy: {error!r}") from error

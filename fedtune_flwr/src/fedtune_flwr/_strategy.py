@@ -58,6 +58,8 @@ class FedTune(Strategy):
         space: hyperparameters to tune, by the keys clients read; None customizes nothing.
         proxy: proxy data and model; None falls back on rules, with a warning.
         tuner: a name in `fedtune_flwr.tuners.available()`.
+        mode: "policy" steers values by metrics; "groups" clusters the clients by their metrics
+            and gives each group its own values.
         budget: evaluations to spend on tuning.
         state_dir: folder that keeps policy, trials, clients, model and the inner strategy's
             state after every round. `start` on a folder that holds some goes on after its last
@@ -68,7 +70,8 @@ class FedTune(Strategy):
         weight: whether aggregation weights may be tuned; None decides by the inner strategy.
             Refused under differential-privacy wrappers.
         generators: kinds of heterogeneity the emulator knows.
-        options: all further settings of the search; `budget` and `customize` above override it.
+        options: all further settings of the search; `mode`, `budget` and `customize` above
+            override it.
         profile_timeout_s: seconds to wait for the answers to the profile query.
         progress: called with a line now and then while tuning; None logs.
 
@@ -91,11 +94,12 @@ class FedTune(Strategy):
         strategy: Strategy,
         space: SearchSpace | None = None,
         proxy: ProxyTask | None = None,
+        *,
         tuner: str = "bayes",
+        mode: str = "policy",
         budget: int = 48,
         state_dir: str | Path | None = None,
         seed: int = 0,
-        *,
         policy: Policy | None = None,
         customize: bool = True,
         weight: bool | None = None,
@@ -129,7 +133,11 @@ class FedTune(Strategy):
         self.quarantined = 0
         self.weight = self._check_weight(weight)
         self.options = replace(
-            options or TuneOptions(), budget=budget, customize=customize, weight=self.weight
+            options or TuneOptions(),
+            budget=budget,
+            customize=customize,
+            weight=self.weight,
+            mode=mode,
         )
         self.progress = progress
         # Set while the policy was found without metrics, to be replaced when some arrive.

@@ -20,6 +20,7 @@ import numpy as np
 
 from . import tuners
 from ._batched import can_batch, simulate_batched
+from ._cluster import centroids
 from ._cube import PolicyCube
 from ._emulate import Emulator
 from ._errors import ConfigError, TunerError
@@ -54,6 +55,8 @@ class TuneOptions:
         fraction: share of the clients that train in a round.
         customize: False searches global settings only.
         weight: whether aggregation weights may be changed.
+        mode: "policy" steers values by metrics; "groups" clusters the clients by their metrics
+            and gives each group its own values.
         threads: torch threads while tuning; more than 1 pays for large models only.
     """
 
@@ -66,6 +69,7 @@ class TuneOptions:
     fraction: float = 1.0
     customize: bool = True
     weight: bool = True
+    mode: str = "policy"
     threads: int = 1
 
     def __post_init__(self) -> None:
@@ -77,6 +81,8 @@ class TuneOptions:
                 f"threads={self.threads!r} must be at least 1, "
                 f"confirmations={self.confirmations!r} at least 2"
             )
+        if self.mode not in ("policy", "groups"):
+            raise ConfigError(f"mode={self.mode!r} is unknown; allowed: 'policy', 'groups'")
         if not 0 < self.fraction <= 1:
             raise ConfigError(f"fraction={self.fraction!r} must be in (0, 1]")
         if not 0 <= self.confidence < 1:
@@ -153,7 +159,13 @@ class _Search:
         self.options = options
         self.progress = progress
         scaler = Scaler.fit(as_matrix(metrics))
-        self.cube = PolicyCube(space, scaler, weight=options.weight)
+        centres: tuple[tuple[float, ...], ...] = ()
+        if options.mode == "groups":
+            centres = centroids(scaler.transform(as_matrix(self.metrics)), emulator.seed)
+        # Without clear groups there is nothing to tell clients apart by.
+        customizable = options.mode == "policy" or bool(centres)
+        self.cube = PolicyCube(space, scaler, weight=options.weight, centroids=centres)
+        self.customize = options.customize and customizable and bool(self.cube.pairs)
         self.batch = max(_BATCH, options.budget // 8)
         runs = max(2 * options.confirmations, int(0.3 * options.budget * options.emulations))
         # Two of each kind where there is money for it; then one of each on more emulations.
@@ -169,7 +181,7 @@ class _Search:
 
     def run(self, proposer: tuners.Tuner, name: str) -> TuneReport:
         options = self.options
-        customize = options.customize and bool(self.cube.pairs)
+        customize = self.customize
         runs = self.finalists * self.first + 2 * self.more
         search_budget = options.budget - runs / options.emulations
         self._global_stage(proposer, 0.4 * search_budget if customize else search_budget)
@@ -187,6 +199,8 @@ class _Search:
             return "one setting for all clients, as asked"
         if not self.cube.space_is_steerable:
             return "no hyperparameter of the space may vary by a metric; see by="
+        if self.options.mode == "groups" and not self.cube.centroids:
+            return "the clients fall into no clear groups"
         return "the clients do not differ in any metric that could steer a value"
 
     def _global_stage(self, proposer: tuners.Tuner, budget: float) -> None:
