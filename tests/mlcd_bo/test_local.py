@@ -197,8 +197,14 @@ CRASHES = {
 def test_failures_are_typed_and_leave_nothing(name, tmp_path):
     body, status, says = CRASHES[name]
     deployment = TWO if "rank" in name else ONE
-    startup_s = 9.0 if status == "timeout" else 40.0
-    seen = profile(script(tmp_path, body), deployment, startup_s=startup_s, probe_s=2.0)
+    patience = (9.0, 2.0) if status == "timeout" else (60.0, 60.0)
+    seen = profile(
+        script(tmp_path, body),
+        deployment,
+        mlcd.Limits(seconds=120),
+        startup_s=patience[0],
+        probe_s=patience[1],
+    )
     assert seen.status == status, seen.detail
     assert math.isnan(seen.speed)
     assert seen.seconds > 0

@@ -16,19 +16,12 @@ def blocks() -> Document:
     return Sybil(parsers=[PythonCodeBlockParser()]).parse(README)
 
 
-def test_the_readme_runs(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    ran = 0
-    for example in blocks().examples():
-        example.evaluate()
-        ran += 1
-    assert ran >= 1
-    assert "trials cost $" in capsys.readouterr().out
-
-
 def test_the_readme_runs_as_a_script(tmp_path):
     script = tmp_path / "ten_lines.py"
-    script.write_text("\n".join(example.parsed for example in blocks().examples()))
+    # As a script of its own, which is how a reader runs it; the blocks are sybil's.
+    parsed = [example.parsed for example in blocks().examples()]
+    assert parsed
+    script.write_text("\n".join(parsed))
     done = subprocess.run(
         [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=120
     )
