@@ -9,7 +9,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import hipress_torch
-from hipress_torch import HiPressState
+from hipress_torch import HiPressState, _state
+from hipress_torch._inline import InlineEngine
 from hipress_torch._plan import Term
 
 
@@ -351,4 +352,70 @@ def sharded(rank: int, ranks: int, kind: str, codec: str | None) -> dict[str, An
         result["saved"] = sorted(state.state_dict()["residuals"])
         again = hipress_torch.FSDPState(codec or "none")
         again.load_state_dict(state.state_dict())
+    return result
+
+
+def inline(rank: int, ranks: int, codec: str, device: str, value: float) -> dict[str, Any]:
+    """Trains with the engine that GPUs use; a bad value in the last step if ``value`` is one."""
+    if device == "cpu":
+        original = _state.Engine
+        _state.Engine = InlineEngine  # type: ignore[misc,assignment]
+    try:
+        net = network().to(device)
+        ddp = DistributedDataParallel(net, bucket_cap_mb=0.2)
+        more = {"ratio": 0.02} if codec == "graddrop" else {}
+        state = hipress_torch.register(ddp, codec=codec, plan="always", **more)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.2)
+        losses = []
+        for step in range(12):
+            x, y = batch_of(rank, step)
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(ddp(x.to(device)), y.to(device))
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+        parameters = flat(net)
+        x, y = batch_of(rank, 12)
+        if rank == 1:
+            x[0, 0] = value
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(ddp(x.to(device)), y.to(device)).backward()
+        bad = [not bool(torch.isfinite(p.grad).all()) for p in net.parameters()]
+        residual = state._registry.buffer("residual", torch.device(device))
+        result = {
+            "losses": losses,
+            "parameters": parameters,
+            "bad": bad,
+            "finite": bool(torch.isfinite(residual).all()),
+            "ratio": state.metrics()["ratio"],
+        }
+        state.close()
+    finally:
+        if device == "cpu":
+            _state.Engine = original  # type: ignore[misc]
+    return result
+
+
+def scaled(rank: int, ranks: int) -> dict[str, Any]:
+    """Trains with a loss scale that overflows on rank 1 alone at first."""
+    net = network()
+    ddp = DistributedDataParallel(net, bucket_cap_mb=0.2)
+    state = hipress_torch.register(ddp, plan="always")
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    scales, losses = [], []
+    for step in range(20):
+        x, y = batch_of(rank, step)
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(ddp(x), y)
+        if step == 3 and rank == 1:
+            loss = loss * float("inf")
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+        losses.append(float(loss.detach()))
+    result = {"scales": scales, "losses": losses, "parameters": flat(net)}
+    result["not_finite"] = state.metrics()["not_finite"]
+    state.close()
     return result

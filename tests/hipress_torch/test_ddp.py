@@ -174,3 +174,12 @@ def test_the_default_plan_is_measured_and_the_same_on_all_ranks(pool, tmp_path):
     assert len(lines) >= 4
     assert all(line.split()[2] == "onebit" for line in a["slow"].splitlines()[2:])
     assert a["ratio"] > 15
+
+
+def test_a_scaler_skips_the_step_on_all_ranks(pool):
+    a, b = pool.run(jobs.scaled)
+    assert a["scales"] == b["scales"]
+    assert a["scales"][2:5] == [2.0**10, 2.0**9, 2.0**9]
+    assert a["parameters"] == b["parameters"]
+    assert a["not_finite"] > 0
+    assert sum(a["losses"][-3:]) < sum(a["losses"][:3])

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from hipress_torch._codec import Batch, Codec, Segment
-from hipress_torch._groups import all_gather_flat, guarded, require_group
+from hipress_torch._groups import all_gather_flat, guarded, require_group, wire_device
 from hipress_torch._plan import Profile, Term
 
 BYTES = (1 << 12, 1 << 16, 1 << 20, 1 << 22)
@@ -20,6 +20,7 @@ def calibrate(
     *,
     codecs: Sequence[str | Codec] = ("onebit", "fp16"),
     budget_s: float = 2.0,
+    device: torch.device | str = "cpu",
 ) -> Profile:
     """Returns the measured profile of a group; every rank of it gets the same.
 
@@ -30,6 +31,7 @@ def calibrate(
         process_group: the group; the default one if None.
         codecs: codecs to time, beside plain all-reduce.
         budget_s: about how many seconds the network may be probed.
+        device: where the gradients will be: times the kernels of that device.
 
     Raises:
         UnsupportedError: torch.distributed is not initialized.
@@ -40,8 +42,10 @@ def calibrate(
 
     group = require_group(process_group)
     ranks = group.size()
+    where = torch.device(device)
+    wire = wire_device(group, where)
     collectives = {
-        name: Term.fit(_probe(group, run, budget_s / 3))
+        name: Term.fit(_probe(group, run, wire, budget_s / 3))
         for name, run in (
             ("all_reduce", _all_reduce),
             ("all_to_all", _all_to_all),
@@ -51,46 +55,50 @@ def calibrate(
     kernels = {}
     for wanted in codecs:
         codec = make_codec(wanted, {}) if isinstance(wanted, str) else wanted
-        stages = {n: _slowest(group, t) for n, t in _kernel_times(codec, ranks).items()}
+        stages = {
+            n: _slowest(group, t, wire) for n, t in _kernel_times(codec, ranks, where).items()
+        }
         kernels[codec.name] = {name: Term.fit(points) for name, points in stages.items()}
     return Profile(ranks, collectives, kernels)
 
 
-def _all_reduce(group: dist.ProcessGroup, size: int) -> Callable[[], object]:
-    values = torch.zeros(size // 4)
+def _all_reduce(group: dist.ProcessGroup, size: int, device: torch.device) -> Callable[[], object]:
+    values = torch.zeros(size // 4, device=device)
     return lambda: dist.all_reduce(values, group=group)
 
 
-def _all_to_all(group: dist.ProcessGroup, size: int) -> Callable[[], object]:
+def _all_to_all(group: dist.ProcessGroup, size: int, device: torch.device) -> Callable[[], object]:
     ranks, rank = group.size(), group.rank()
     # `size` bytes in all go to the other ranks, as in the first hop.
     each = max(1, size // max(1, ranks - 1))
     sizes = [0 if r == rank else each for r in range(ranks)]
-    given, taken = (torch.zeros(sum(sizes), dtype=torch.uint8) for _ in range(2))
+    given, taken = (torch.zeros(sum(sizes), dtype=torch.uint8, device=device) for _ in range(2))
     return lambda: dist.all_to_all_single(taken, given, sizes, sizes, group=group)
 
 
-def _all_gather(group: dist.ProcessGroup, size: int) -> Callable[[], object]:
-    own = torch.zeros(size, dtype=torch.uint8)
-    out = torch.zeros(size * group.size(), dtype=torch.uint8)
+def _all_gather(group: dist.ProcessGroup, size: int, device: torch.device) -> Callable[[], object]:
+    own = torch.zeros(size, dtype=torch.uint8, device=device)
+    out = torch.zeros(size * group.size(), dtype=torch.uint8, device=device)
     return lambda: all_gather_flat(out, own, group).wait()
 
 
 def _probe(
     group: dist.ProcessGroup,
-    prepare: Callable[[dist.ProcessGroup, int], Callable[[], object]],
+    prepare: Callable[[dist.ProcessGroup, int, torch.device], Callable[[], object]],
+    device: torch.device,
     budget_s: float,
 ) -> dict[int, float]:
     points: dict[int, float] = {}
     for size in BYTES:
-        run = prepare(group, size)
+        run = prepare(group, size, device)
         guarded(run, "calibrate")
         times = []
         for _ in range(ROUNDS):
             began = time.perf_counter()
             guarded(run, "calibrate")
+            _finish(device)
             times.append(time.perf_counter() - began)
-        points.update(_slowest(group, {size: sorted(times)[ROUNDS // 2]}))
+        points.update(_slowest(group, {size: sorted(times)[ROUNDS // 2]}, device))
         spent = sum(points.values()) * (ROUNDS + 1)
         # The times are the slowest rank's: all ranks stop at the same size.
         if spent + (ROUNDS + 1) * 4 * points[size] > budget_s:
@@ -98,22 +106,22 @@ def _probe(
     return points
 
 
-def _kernel_times(codec: Codec, ranks: int) -> dict[str, dict[int, float]]:
+def _kernel_times(codec: Codec, ranks: int, device: torch.device) -> dict[str, dict[int, float]]:
     """Returns the seconds of each stage by elements."""
     times: dict[str, dict[int, float]] = {"encode": {}, "merge": {}, "decode": {}}
     for count in ELEMENTS:
-        for name, seconds in _stage_times(codec, ranks, count).items():
+        for name, seconds in _stage_times(codec, ranks, count, device).items():
             times[name][count] = seconds
     return times
 
 
-def _stage_times(codec: Codec, ranks: int, count: int) -> dict[str, float]:
+def _stage_times(codec: Codec, ranks: int, count: int, device: torch.device) -> dict[str, float]:
     size = codec.wire_bytes(count)
     batch = Batch((Segment(0, 0, count, 0, 1, 0),))
-    grad, out = torch.randn(count), torch.empty(count)
-    residual = torch.zeros(count)
-    wire = torch.zeros(size, dtype=torch.uint8)
-    incoming = torch.zeros(max(1, ranks - 1), size, dtype=torch.uint8)
+    grad, out = torch.randn(count, device=device), torch.empty(count, device=device)
+    residual = torch.zeros(count, device=device)
+    wire = torch.zeros(size, dtype=torch.uint8, device=device)
+    incoming = torch.zeros(max(1, ranks - 1), size, dtype=torch.uint8, device=device)
     for row in incoming:
         codec.encode(batch, grad, 1.0, None, None, row, 1)
     stages: dict[str, Callable[[], object]] = {
@@ -122,17 +130,26 @@ def _stage_times(codec: Codec, ranks: int, count: int) -> dict[str, float]:
         "decode": lambda: codec.decode(batch, wire, out),
     }
     best: dict[str, float] = {}
-    for _ in range(ROUNDS):
+    # One more round, whose first calls compile the kernels, and which is not the best.
+    for _ in range(ROUNDS + 1):
         for name, run in stages.items():
             began = time.perf_counter()
             run()
+            _finish(device)
             took = time.perf_counter() - began
             best[name] = min(took, best.get(name, took))
     return best
 
 
-def _slowest(group: dist.ProcessGroup, points: dict[int, float]) -> dict[int, float]:
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _slowest(
+    group: dist.ProcessGroup, points: dict[int, float], device: torch.device
+) -> dict[int, float]:
     """Returns each time as the slowest rank measured it: the same numbers on all ranks."""
-    values = torch.tensor(list(points.values()), dtype=torch.float64)
+    values = torch.tensor(list(points.values()), dtype=torch.float64, device=device)
     guarded(lambda: dist.all_reduce(values, dist.ReduceOp.MAX, group=group), "calibrate")
     return dict(zip(points, values.tolist(), strict=True))

@@ -48,22 +48,28 @@ def new_like(group: dist.ProcessGroup, timeout_s: float | None, purpose: str) ->
     return made
 
 
-def check_agreement(group: dist.ProcessGroup, settings: str) -> None:
+def wire_device(group: dist.ProcessGroup, device: torch.device) -> torch.device:
+    """Returns where the group's messages have to be: on the GPU for NCCL, else on the CPU."""
+    return device if "nccl" in dist.get_backend(group) else torch.device("cpu")
+
+
+def check_agreement(group: dist.ProcessGroup, settings: str, device: torch.device) -> None:
     """Returns when all ranks of the group have the same settings.
 
     Raises:
         MismatchError: they have not; names the ranks and both settings.
     """
     mine = torch.frombuffer(bytearray(settings.encode()), dtype=torch.uint8)
-    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(group.size())]
-    guarded(lambda: dist.all_gather(sizes, torch.tensor([mine.numel()]), group=group), "start")
+    length = torch.tensor([mine.numel()], device=device)
+    sizes = [torch.zeros_like(length) for _ in range(group.size())]
+    guarded(lambda: dist.all_gather(sizes, length, group=group), "start")
     widest = int(max(int(s) for s in sizes))
-    padded = torch.zeros(widest, dtype=torch.uint8)
-    padded[: mine.numel()] = mine
+    padded = torch.zeros(widest, dtype=torch.uint8, device=device)
+    padded[: mine.numel()] = mine.to(device)
     texts = [torch.zeros_like(padded) for _ in sizes]
     guarded(lambda: dist.all_gather(texts, padded, group=group), "start")
     for rank, (size, text) in enumerate(zip(sizes, texts, strict=True)):
-        theirs = bytes(text[: int(size)].numpy()).decode()
+        theirs = bytes(text[: int(size)].cpu().numpy()).decode()
         if theirs != settings:
             raise MismatchError(
                 f"group rank {rank} was started with {theirs}, this one (group rank "

@@ -17,7 +17,8 @@ from hipress_torch._codec import Codec
 from hipress_torch._compll._algorithm import Algorithm
 from hipress_torch._engine import Engine, Exchange, values_of
 from hipress_torch._errors import CodecError, PlanError, StateError, UnsupportedError
-from hipress_torch._groups import check_agreement, new_like, require_group
+from hipress_torch._groups import check_agreement, new_like, require_group, wire_device
+from hipress_torch._inline import InlineEngine
 from hipress_torch._layout import Part, Placed, build_parts
 from hipress_torch._metrics import Recorder, write_trace
 from hipress_torch._plan import Choice, Plan, Profile
@@ -110,7 +111,8 @@ class HiPressState:
         self._buckets: dict[int, int] = {}
         self._registry = Registry()
         self._recorder = Recorder()
-        self._engine: Engine | None = None
+        self._engine: Engine | InlineEngine | None = None
+        self._device = torch.device("cpu")
         self._layouts: dict[int, tuple[tuple[Placed, ...], Codec, list[Part]]] = {}
         self._iteration = -1
 
@@ -133,18 +135,25 @@ class HiPressState:
             return
         group = require_group(self._group)
         backend = dist.get_backend(group)
-        if backend != "gloo":
+        if self._device.type == "cpu" and "gloo" not in backend:
             raise UnsupportedError(
-                f"process group: backend {backend!r} is not handled yet; use 'gloo'"
+                f"process group: backend {backend!r} cannot send gradients that are on the CPU; "
+                f"use "
+                f"'gloo', or move the module to a GPU"
+            )
+        if self._device.type not in ("cpu", "cuda"):
+            raise UnsupportedError(
+                f"gradients on {self._device} are not handled; move the module to the CPU or a GPU"
             )
         first = new_like(group, self.timeout_s, "first hop")
         second = new_like(group, self.timeout_s, "second hop")
-        check_agreement(first, self._settings())
+        check_agreement(first, self._settings(), wire_device(first, self._device))
         checksum = zlib.crc32(self.codec.fingerprint().encode())
-        self._engine = Engine(first, second, self.seed, checksum, self._recorder)
+        kind = Engine if self._device.type == "cpu" else InlineEngine
+        self._engine = kind(first, second, self.seed, checksum, self._recorder)
         if self.plan == "auto" and first.size() > 1 and not self._plain_sum:
             names = tuple(self._codecs)
-            profile = calibrate(first, codecs=tuple(self._codecs.values()))
+            profile = calibrate(first, codecs=tuple(self._codecs.values()), device=self._device)
             self.plan = Plan(profile, names)
 
     def _choose(self, elements: int) -> Choice:
@@ -160,7 +169,10 @@ class HiPressState:
 
     def bind(self, named_parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Gives parameters their names, which residuals are saved under."""
-        self._registry.add_named(named_parameters)
+        named = list(named_parameters)
+        self._registry.add_named(named)
+        if named:
+            self._device = named[0][1].device
 
     def synchronize(self, bucket: GradBucket) -> "torch.futures.Future[torch.Tensor]":
         """Returns the future of the bucket's mean over all ranks; what the hook does.
@@ -169,10 +181,12 @@ class HiPressState:
             PeerError: this or an earlier exchange failed.
             UnsupportedError: the gradients' dtype is not handled.
         """
-        self.start()
+        buffer = bucket.buffer()
+        if self._engine is None:
+            self._device = buffer.device
+            self.start()
         assert self._engine is not None
         engine = self._engine
-        buffer = bucket.buffer()
         if buffer.dtype not in DTYPES:
             allowed = ", ".join(str(d) for d in DTYPES)
             raise UnsupportedError(
@@ -188,7 +202,10 @@ class HiPressState:
                 torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)
         ranks = engine.first.size()
         self._recorder.count("bytes_plain", 8 * (ranks - 1) * values_of(buffer).numel() // ranks)
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        devices: list[int | str | torch.device] = []
+        if buffer.device.type == "cuda":
+            devices.append(buffer.device)
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
         if ranks == 1 or buffer.numel() == 0:
             future.set_result(buffer)
             return future
