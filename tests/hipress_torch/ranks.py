@@ -118,11 +118,11 @@ def lose_a_peer(rank: int, ranks: int, how: int, timeout_s: float) -> tuple[str,
     return told
 
 
-def not_finite(rank: int, ranks: int, value: float) -> dict[str, Any]:
+def not_finite(rank: int, ranks: int, value: float, strategy: str = "ps") -> dict[str, Any]:
     """One rank has a bad value in one step; returns residuals around it and what all ranks got."""
     net = network()
     ddp = DistributedDataParallel(net, bucket_cap_mb=0.2)
-    state = hipress_torch.register(ddp, plan="always")
+    state = hipress_torch.register(ddp, plan="always", strategy=strategy)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     for step in range(3):
         train_step(ddp, optimizer, rank, step)

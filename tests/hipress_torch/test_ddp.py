@@ -39,6 +39,18 @@ def test_three_ranks():
         check_bytes(pool, 3)
         exact = pool.run(jobs.train, "none", 3, {"strategy": "ps"})
         plain = pool.run(jobs.train, None, 3, {})
+        ring = pool.run(jobs.train, "none", 3, {"strategy": "ring"})
+        for r in ring:
+            assert r["parameters"] == pytest.approx(exact[0]["parameters"], rel=1e-4, abs=1e-6)
+            assert r["parameters"] == ring[0]["parameters"]
+        coded = pool.run(jobs.train, "onebit", 40, {"strategy": "ring"})
+        assert coded[0]["parameters"] == coded[2]["parameters"]
+        assert coded[0]["metrics"]["ratio"] > 20
+        assert sum(coded[0]["losses"][-5:]) < 0.8 * sum(coded[0]["losses"][:5])
+        for r in pool.run(jobs.not_finite, float("nan"), "ring"):
+            assert all(r["bad"])
+            assert r["finite"]
+            assert r["moved"] < 1e-5 * max(1.0, r["size"])
         assert exact[2]["parameters"] == pytest.approx(plain[0]["parameters"], rel=1e-4, abs=1e-6)
 
 

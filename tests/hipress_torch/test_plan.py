@@ -118,7 +118,7 @@ def test_calibrate_measures_and_writes(tmp_path, capsys):
     ("arguments", "told"),
     [
         ({"plan": "sometimes"}, "plan must be a Plan or one of auto, always, never"),
-        ({"strategy": "tree"}, "strategy must be one of auto, ps"),
+        ({"strategy": "tree"}, "strategy must be one of auto, ps, ring"),
         ({"strategy": "allreduce"}, "needs codec='none'"),
         ({"min_elements": -1}, "min_elements must be a whole number"),
         ({"timeout_s": 0}, "timeout_s must be more than 0"),

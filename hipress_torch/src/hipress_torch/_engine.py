@@ -25,6 +25,7 @@ from hipress_torch._errors import HiPressError, PeerError
 from hipress_torch._groups import all_gather_flat, guarded
 from hipress_torch._layout import Part
 from hipress_torch._metrics import Recorder
+from hipress_torch._ring import RingContext, pass_round
 from hipress_torch._wire import HEADER_BYTES, NOT_FINITE, read_header, write_header
 
 SEND_HOP, MERGE_HOP = 0, 1
@@ -60,6 +61,8 @@ class _Step:
     work: Any
     flags: int = 0
     own_flags: int = 0
+    # In a ring: the ranges of others that this rank encoded; all of them else.
+    encoded: list[int] | None = None
 
 
 @dataclass
@@ -113,6 +116,21 @@ class Engine:
             )
             self.recorder.count("bytes_sent", part.bytes_sent)
             self._queues[0].put(_Step(exchange, part, work, flags))
+
+    def submit_ring(self, exchange: Exchange, parts: list[Part]) -> None:
+        """Passes a bucket round a ring; its future completes like that of :meth:`submit`.
+
+        Raises:
+            PeerError: an earlier exchange failed.
+        """
+        self._start()
+        if self.failure is not None:
+            raise self.failure
+        with self._changed:
+            self._pending += 1
+        for part in parts:
+            self.recorder.count("bytes_sent", part.bytes_sent)
+            self._queues[0].put(_Step(exchange, part, None))
 
     def submit_plain(self, exchange: Exchange) -> None:
         """Sums a bucket by a plain all-reduce; its future completes like that of :meth:`submit`.
@@ -215,6 +233,31 @@ class Engine:
 
     def _merge(self, step: _Step) -> None:
         exchange, part = step.exchange, step.part
+        if step.work is None:
+            with self.recorder.timed("ring", exchange.iteration, exchange.bucket, part.number):
+                step.own_flags, step.encoded = pass_round(part, self._ring_context(step))
+            incoming = part.received[:1]
+        else:
+            self._collect(step)
+            incoming = part.received
+        self._merge_own(step, incoming)
+
+    def _ring_context(self, step: _Step) -> RingContext:
+        exchange = step.exchange
+        return RingContext(
+            self.second,
+            exchange.grad,
+            exchange.residual,
+            exchange.velocity,
+            exchange.iteration,
+            self._label(exchange, step.part),
+            self.checksum,
+            self.seed,
+            f"bucket {exchange.bucket}",
+        )
+
+    def _collect(self, step: _Step) -> None:
+        exchange, part = step.exchange, step.part
         self._wait_for(step.work, "send wait", exchange, part.number)
         senders = [r for r in range(len(part.sizes)) if r != part.rank]
         for sender, message in zip(senders, part.received, strict=True):
@@ -225,6 +268,10 @@ class Engine:
                 self._label(exchange, part),
                 self.checksum,
             )
+
+    def _merge_own(self, step: _Step, incoming: torch.Tensor) -> None:
+        """Encodes the mean of this rank's range and sends it to all."""
+        exchange, part = step.exchange, step.part
         if not step.own_flags:
             stream = stream_of(self.seed, exchange.iteration, MERGE_HOP)
             with self.recorder.timed("merge", exchange.iteration, exchange.bucket, part.number):
@@ -234,7 +281,7 @@ class Engine:
                         exchange.grad,
                         1.0 / self.first.size(),
                         exchange.residual,
-                        part.received,
+                        incoming,
                         part.own,
                         stream,
                     )
@@ -295,12 +342,24 @@ class Engine:
             return
         scale = 1.0 / self.first.size()
         for coded in part.coded:
-            hit = coded.send.only([bool(flags[o] & NOT_FINITE) for o in coded.send_owners])
-            coded.codec.undo(hit, exchange.grad, scale, exchange.residual, None, part.send)
+            done = range(len(flags)) if step.encoded is None else step.encoded
+            for owner in done:
+                if flags[owner] & NOT_FINITE and owner != part.rank:
+                    first = step.encoded is None or owner == step.encoded[0]
+                    arrived = None if first else part.ring.view(1, -1)
+                    coded.codec.undo(
+                        coded.send_to(owner),
+                        exchange.grad,
+                        scale,
+                        exchange.residual,
+                        arrived,
+                        part.send,
+                    )
             # An owner that was told of trouble has encoded nothing.
             if flags[part.rank] & NOT_FINITE and not step.own_flags:
+                incoming = part.received if step.encoded is None else part.received[:1]
                 coded.codec.undo(
-                    coded.own, exchange.grad, scale, exchange.residual, part.received, part.own
+                    coded.own, exchange.grad, scale, exchange.residual, incoming, part.own
                 )
 
     def _wait_for(self, work: Any, stage: str, exchange: Exchange, part: int) -> None:

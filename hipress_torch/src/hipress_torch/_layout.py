@@ -9,6 +9,7 @@ N ranks; a part is a bucket, or a slice of a large one, that is exchanged by its
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
@@ -56,6 +57,13 @@ class Coded:
     gathered: Batch
     send_owners: tuple[int, ...]
     gathered_owners: tuple[int, ...]
+    _send_to: dict[int, Batch] = field(default_factory=dict, repr=False, compare=False)
+
+    def send_to(self, owner: int) -> Batch:
+        """Returns the segments of ``send`` that one rank owns."""
+        if owner not in self._send_to:
+            self._send_to[owner] = self.send.only([o == owner for o in self.send_owners])
+        return self._send_to[owner]
 
 
 @dataclass
@@ -71,6 +79,16 @@ class Part:
     received: torch.Tensor = field(repr=False)
     own: torch.Tensor = field(repr=False)
     gathered: torch.Tensor = field(repr=False)
+
+    @cached_property
+    def ring(self) -> torch.Tensor:
+        """A buffer like ``send`` for what arrives in a ring."""
+        return torch.zeros_like(self.send)
+
+    def message(self, buffer: torch.Tensor, owner: int) -> torch.Tensor:
+        """Returns the message for an owner within ``send`` or a buffer like it."""
+        start = sum(self.send_sizes[:owner])
+        return buffer[start : start + self.send_sizes[owner]]
 
     @property
     def send_sizes(self) -> list[int]:

@@ -25,7 +25,7 @@ from hipress_torch._plan import Choice, Plan, Profile
 from hipress_torch._registry import Registry
 from hipress_torch._tables import table
 
-STRATEGIES = ("auto", "ps", "allreduce")
+STRATEGIES = ("auto", "ps", "ring", "allreduce")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
@@ -60,8 +60,9 @@ class HiPressState:
         Args:
             codec: a name (see :func:`hipress_torch.codecs.available`), or a codec.
             process_group: the group that DDP synchronizes; the default group if None.
-            strategy: ``ps`` (each rank merges its share of every bucket), ``allreduce`` (plain,
-                for codec ``none`` only), or ``auto``: ``allreduce`` for ``none``, else ``ps``.
+            strategy: ``ps`` (each rank merges its share of every bucket), ``ring`` (messages go
+                round and are added to; CPU tensors only), ``allreduce`` (plain, for codec ``none``
+                only), or ``auto``: ``allreduce`` for ``none``, else ``ps``.
             plan: ``auto`` measures the network and the kernels when training starts and compresses
                 the buckets for which that is faster (else fp16 or plain all-reduce); ``always``
                 and ``never`` do not measure; a :class:`Plan` is taken as it is.
@@ -141,6 +142,8 @@ class HiPressState:
                 f"use "
                 f"'gloo', or move the module to a GPU"
             )
+        if self._device.type == "cuda" and self.strategy == "ring":
+            raise UnsupportedError("strategy='ring' is for CPU tensors; use strategy='ps'")
         if self._device.type not in ("cpu", "cuda"):
             raise UnsupportedError(
                 f"gradients on {self._device} are not handled; move the module to the CPU or a GPU"
@@ -231,12 +234,15 @@ class HiPressState:
         codec = own if choice.codec == self.codec.name else self._codecs[choice.codec]
         parts = self._layout(bucket, buffer, placed, codec, choice.part_elements)
         exchange = self._exchange(bucket, buffer, grad, len(parts), future)
-        engine.submit(exchange, parts)
+        if self.strategy == "ring" and isinstance(engine, Engine):
+            engine.submit_ring(exchange, parts)
+        else:
+            engine.submit(exchange, parts)
         return future
 
     @property
     def _plain_sum(self) -> bool:
-        return self.strategy != "ps" and self.codec.name == "none"
+        return self.strategy not in ("ps", "ring") and self.codec.name == "none"
 
     def _exchange(
         self,
@@ -447,7 +453,16 @@ class HiPressState:
 
 STATE_VERSION = 1
 PLANS = ("auto", "always", "never")
-STAGES = ("encode", "send wait", "merge", "gather wait", "decode", "all-reduce wait", "exposed")
+STAGES = (
+    "encode",
+    "send wait",
+    "ring",
+    "merge",
+    "gather wait",
+    "decode",
+    "all-reduce wait",
+    "exposed",
+)
 
 
 def make_codec(codec: str | Algorithm | Codec, options: dict[str, Any]) -> Codec:
