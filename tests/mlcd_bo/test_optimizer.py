@@ -159,7 +159,17 @@ def test_failures_lead_away_and_are_charged():
 def test_refuses(change, error, says):
     good = {"space": two_types(), "scenario": mlcd.Scenario.fastest(), "job": HOUR}
     with pytest.raises(error, match=says):
-        mlcd.DeploymentOptimizer(**{**good, **change})
+        mlcd.DeploymentOptimizer(**{**good, **change}).ask()
+
+
+def test_a_limit_is_judged_by_the_profiler_s_own_trials():
+    world = World(two_types(), seconds=1.0)
+    world.trial_seconds = lambda deployment: 1.0
+    scenario = mlcd.Scenario.cheapest_by(deadline=0.02)
+    search = mlcd.DeploymentOptimizer(world.space, scenario, mlcd.Job(total_samples=1e4))
+    with pytest.raises(mlcd.InvalidInput, match="shortest possible"):
+        search.ask()
+    assert search.run(world).total_hours <= 0.02
 
 
 def test_refuses_strangers():

@@ -100,6 +100,18 @@ def test_an_interrupted_trial_is_charged_and_may_be_tried_again(tmp_path):
     assert mlcd.DeploymentOptimizer.resume(path).ledger == again.ledger
 
 
+def test_a_search_that_runs_elsewhere_is_left_alone(tmp_path):
+    path = tmp_path / "search.db"
+    search = begun(path)
+    search._store.start([0], 0, 1000.0)
+    with sqlite3.connect(path) as database:
+        database.execute("UPDATE running SET process = ?", [os.getppid()])
+    database.close()
+    with pytest.raises(mlcd.StoreError, match="is being run by process"):
+        mlcd.DeploymentOptimizer.resume(path)
+    assert mlcd.DeploymentOptimizer.look(path).ledger.hours == 0.0
+
+
 def test_a_changed_catalogue_is_refused_unless_accepted(tmp_path):
     path = tmp_path / "search.db"
     here = world()

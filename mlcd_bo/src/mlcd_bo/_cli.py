@@ -238,7 +238,7 @@ def _replay(args: argparse.Namespace) -> int:
 
 
 def _report(args: argparse.Namespace) -> int:
-    print(DeploymentOptimizer.resume(args.store).report(args.folder))
+    print(DeploymentOptimizer.look(args.store).report(args.folder))
     return 0
 
 

@@ -108,6 +108,8 @@ class DeploymentOptimizer:
         self._stop_reason = ""
         self._lost: list[tuple[float, float]] = []
         self._plan_trials(trial_cost or TrialCost())
+        if trial_cost is not None:
+            self._check_limits()
         self._store = None if store is None else Store(store)
         if self._store is not None:
             self._store.begin(
@@ -141,9 +143,25 @@ class DeploymentOptimizer:
             trial_cost: as in the constructor; it is not kept.
 
         Raises:
-            StoreError: there is no search in it, or it cannot be read.
+            StoreError: there is no search in it, it cannot be read, or another process is still
+                running the search.
             CatalogChanged: `space` is not the kept one.
         """
+        search = cls._load(store, space, accept_prices, trial_cost)
+        assert search._store is not None
+        search._store.close_running(search._rate.tolist())
+        search._lost = search._store.lost()
+        return search
+
+    @classmethod
+    def _load(
+        cls,
+        store: str | PathLike[str],
+        space: SearchSpace | None = None,
+        accept_prices: bool = False,
+        trial_cost: Callable[[Deployment], float] | None = None,
+    ) -> "DeploymentOptimizer":
+        """Returns the kept search to look at; one that is being run is not disturbed."""
         if not Path(store).is_file():
             raise StoreError(f"store {str(store)!r} is not there; give the file of a search")
         file = Store(store)
@@ -162,7 +180,7 @@ class DeploymentOptimizer:
             trial_cost=trial_cost,
         )
         search.trials = [trial_of(search.space[row], kept) for row, kept in file.trials()]
-        search._lost = file.lost(search._rate.tolist())
+        search._lost = file.lost()
         search._store = file
         return search
 
@@ -172,8 +190,6 @@ class DeploymentOptimizer:
             raise InvalidInput("trial_cost must give finite seconds above 0 for every deployment")
         self._trial_hours = seconds / 3600
         self._trial_dollars = self._trial_hours * self._rate
-        if not self.trials:
-            self._check_limits()
 
     def _check_limits(self) -> None:
         budget, deadline = self.scenario.budget, self.scenario.deadline
@@ -188,6 +204,17 @@ class DeploymentOptimizer:
                 f"deadline of {deadline:.4g} h is below the shortest possible trial, "
                 f"{shortest:.4g} h; raise it or allow shorter trials"
             )
+
+    @classmethod
+    def look(cls, store: str | PathLike[str]) -> "DeploymentOptimizer":
+        """Returns the search kept in `store`, to look at; it may still be run elsewhere.
+
+        Raises:
+            StoreError: there is no search in it, or it cannot be read.
+        """
+        search = cls._load(store)
+        search._store = None
+        return search
 
     @property
     def ledger(self) -> Ledger:
@@ -207,8 +234,12 @@ class DeploymentOptimizer:
 
         Raises:
             ProfilingFailed: the first trials all failed by an error of the script.
+            InvalidInput: a limit is below the cheapest trial.
         """
         positive_int("n", n)
+        if not self.trials:
+            # Not before: a profiler given to `run` may take less time than was assumed.
+            self._check_limits()
         self._check_failures()
         if len(self.space) == 1:
             return [] if self.trials else [self.space[0]]
@@ -441,7 +472,7 @@ def _earlier(job: "DeploymentOptimizer | EarlierJob | str | PathLike[str]") -> E
     if isinstance(job, EarlierJob):
         return job
     if not isinstance(job, DeploymentOptimizer):
-        job = DeploymentOptimizer.resume(job)
+        job = DeploymentOptimizer._load(job)
     return EarlierJob.of(job.trials)
 
 

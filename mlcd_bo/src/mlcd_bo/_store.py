@@ -8,6 +8,7 @@ that trial is known to have run is charged.
 import json
 import math
 import os
+import socket
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -27,7 +28,8 @@ _FORMAT = 1
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS search (id INTEGER PRIMARY KEY CHECK (id = 1), content TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS running (
-    row INTEGER PRIMARY KEY, batch INTEGER NOT NULL, began REAL NOT NULL, alive REAL NOT NULL);
+    row INTEGER PRIMARY KEY, batch INTEGER NOT NULL, began REAL NOT NULL, alive REAL NOT NULL,
+    host TEXT NOT NULL, process INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS lost (hours REAL NOT NULL, dollars REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS trial (
     number INTEGER PRIMARY KEY, deployment INTEGER NOT NULL, content TEXT NOT NULL);
@@ -108,8 +110,8 @@ class Store:
         """Keeps that trials of these deployments have begun, before they cost anything."""
         with self._open() as database:
             database.executemany(
-                "INSERT OR REPLACE INTO running VALUES (?, ?, ?, ?)",
-                [(row, batch, began, began) for row in rows],
+                "INSERT OR REPLACE INTO running VALUES (?, ?, ?, ?, ?, ?)",
+                [(row, batch, began, began, socket.gethostname(), os.getpid()) for row in rows],
             )
         self._note("start", deployments=rows, batch=batch, began=began)
 
@@ -118,26 +120,38 @@ class Store:
         with self._open() as database:
             database.execute("UPDATE running SET alive = ?", [now])
 
-    def lost(self, rate: Sequence[float]) -> list[tuple[float, float]]:
-        """Returns hours and dollars of every trial that ended with the process that ran it.
+    def close_running(self, rate: Sequence[float]) -> None:
+        """Charges every trial that ended with the process that ran it.
 
-        Trials still marked as running are taken to be lost: the search that ran them is gone.
-        They are charged from their begin to their last sign of life; of those that ran side by
-        side, the hours count once.
+        Each is charged from its begin to its last sign of life; of those that ran side by side,
+        the hours count once.
 
         Args:
             rate: dollars per hour of each deployment.
+
+        Raises:
+            StoreError: the process that runs them is still alive.
         """
         with self._open() as database:
-            found = database.execute("SELECT row, began, alive FROM running ORDER BY row")
-            cut = [(row, (alive - began) / 3600) for row, began, alive in found]
-            if cut:
-                hours = max(hours for _, hours in cut)
-                dollars = sum(hours * rate[row] for row, hours in cut)
-                database.execute("INSERT INTO lost VALUES (?, ?)", [hours, dollars])
-                database.execute("DELETE FROM running")
-        if cut:
-            self._note("lost", deployments=[row for row, _ in cut], hours=hours, dollars=dollars)
+            found = database.execute("SELECT row, began, alive, host, process FROM running")
+            cut = []
+            for row, began, alive, host, process in found.fetchall():
+                if host == socket.gethostname() and process != os.getpid() and _lives(process):
+                    raise StoreError(
+                        f"the search in {str(self.path)!r} is being run by process {process}; "
+                        "wait for its end or stop it"
+                    )
+                cut.append((row, (alive - began) / 3600))
+            if not cut:
+                return
+            hours = max(hours for _, hours in cut)
+            dollars = sum(hours * rate[row] for row, hours in cut)
+            database.execute("INSERT INTO lost VALUES (?, ?)", [hours, dollars])
+            database.execute("DELETE FROM running")
+        self._note("lost", deployments=[row for row, _ in cut], hours=hours, dollars=dollars)
+
+    def lost(self) -> list[tuple[float, float]]:
+        """Returns hours and dollars of the trials that ended with the process that ran them."""
         with self._open() as database:
             return [tuple(row) for row in database.execute("SELECT hours, dollars FROM lost")]
 
@@ -251,6 +265,16 @@ def trial_of(deployment: Deployment, content: Mapping[str, Any]) -> Trial:
         content["price_per_hour"],
         content["began"],
     )
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _dump(content: Mapping[str, Any]) -> str:
