@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from fedtune_flwr import UnknownTunerError, tuners
+from fedtune_flwr.tuners._bayes import without_depths
 
 
 def test_the_built_in_tuners_are_listed():
@@ -62,6 +63,14 @@ def test_bayes_predicts_what_it_was_told():
     mean, deviation = tuner.predict(points)
     np.testing.assert_allclose(mean, np.sin(3 * points[:, 0]), atol=0.1)
     assert (deviation >= 0).all()
+
+
+def test_a_few_diverged_runs_do_not_set_the_scale():
+    scores = np.array([0.90, 0.91, 0.92, 0.90, 0.93, 0.91, 0.1])
+    clipped = without_depths(scores)
+    assert clipped[:-1].tolist() == scores[:-1].tolist()
+    assert 0.8 < clipped[-1] < 0.9
+    np.testing.assert_array_equal(without_depths(np.zeros(3)), np.zeros(3))
 
 
 def test_bayes_with_everything_fixed_and_with_equal_scores():

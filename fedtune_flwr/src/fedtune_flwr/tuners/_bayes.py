@@ -97,13 +97,22 @@ class BayesTuner:
         from gpytorch.mlls import ExactMarginalLogLikelihood
 
         x = torch.from_numpy(_with_fidelity(self._points, self._fidelity))
-        y = torch.from_numpy(self._scores)[:, None]
+        y = torch.from_numpy(without_depths(self._scores))[:, None]
         model = SingleTaskGP(x, y, outcome_transform=Standardize(m=1))
         fit_gpytorch_mll(
             ExactMarginalLogLikelihood(model.likelihood, model),
             optimizer_kwargs={"options": {"maxiter": 60}},
         )
         return model
+
+
+def without_depths(scores: np.ndarray) -> np.ndarray:
+    """Scores with very low ones raised, so that a few diverged runs do not set the scale.
+
+    The floor lies three times as far below the median as the 90 % quantile lies above it.
+    """
+    middle, high = np.quantile(scores, [0.5, 0.9])
+    return np.asarray(np.maximum(scores, middle - 3 * (high - middle)))
 
 
 @contextmanager
