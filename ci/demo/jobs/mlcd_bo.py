@@ -54,7 +54,7 @@ def run(progress: Progress) -> Result:
             EXAMPLE,
             ["--data", str(data), "--width", "16"],
             probe_s=1.5,
-            startup_s=20.0,
+            startup_s=60.0,
             # Threads that wait without spinning: two ranks share few cores here.
             env={"OMP_WAIT_POLICY": "PASSIVE"},
         )
