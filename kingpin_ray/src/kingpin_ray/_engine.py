@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from kingpin_ray._scoring import scorer
+from kingpin_ray.models._base import Fitted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -76,6 +77,40 @@ class Outcome:
     stack: Stack
 
 
+@dataclass(frozen=True)
+class Choice:
+    """Held-out scores and the setting they speak for.
+
+    Attributes:
+        best: (G,) chosen configuration.
+        score: (G,) its mean held-out score; NaN without one.
+        scores: (G, configurations, folds), or None when nothing was held out.
+        failed: why a score is missing, by (group, configuration, fold).
+        seconds: time all of it took.
+    """
+
+    best: NDArray[np.int64]
+    score: NDArray[np.float64]
+    scores: NDArray[np.float64] | None = None
+    failed: Mapping[tuple[int, int, int], str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @classmethod
+    def none(cls, groups: int) -> Choice:
+        """Returns the first configuration for everyone."""
+        return cls(np.zeros(groups, np.int64), np.full(groups, np.nan))
+
+
+def choose(
+    scores: NDArray[np.float64], failed: Mapping[tuple[int, int, int], str], seconds: float
+) -> Choice:
+    """Returns the configuration with the best mean score of each group; the first one of equals."""
+    mean = _mean_over_folds(scores)
+    usable = ~np.isnan(mean)
+    best = np.where(usable.any(axis=1), np.argmax(np.where(usable, mean, -np.inf), axis=1), 0)
+    return Choice(best, mean[np.arange(len(best)), best], scores, failed, seconds)
+
+
 def fit_block(block: Block, task: Task) -> Outcome:
     """Returns the models of a block's groups; a bad group is recorded, never raised."""
     model = task.model
@@ -83,54 +118,90 @@ def fit_block(block: Block, task: Task) -> Outcome:
     status, error = screen(block, task)
     good = np.flatnonzero(status == "ok")
     part = block.select(good)
-    n_configs = len(task.configs)
-    record = _Record(block, task.plan)
-
-    best = np.zeros(len(good), np.int64)
-    chosen_score = np.full(len(good), np.nan)
+    choice = Choice.none(len(good))
     if task.split is not None and len(good):
         began = time.perf_counter()
         scores, failed = _search_guarded(model, part, task, score_of)
-        spent = time.perf_counter() - began
-        for c in range(n_configs):
-            for f in range(task.split.n_folds):
-                why = {g: m for (g, cc, ff), m in failed.items() if (cc, ff) == (c, f)}
-                record.fold(good, c, f, scores[:, c, f], why, spent / n_configs / scores.shape[2])
-        mean = _mean_over_folds(scores)
-        usable = ~np.isnan(mean)
-        best = np.where(usable.any(axis=1), np.argmax(np.where(usable, mean, -np.inf), axis=1), 0)
-        chosen_score = mean[np.arange(len(good)), best]
+        choice = choose(scores, failed, time.perf_counter() - began)
 
+    def fit(some: Block, config: Mapping[str, Any]) -> tuple[Fitted, NDArray[np.float64]]:
+        fitted = _fit_guarded(model, some, config)
+        score = np.full(some.n_groups, np.nan)
+        kept = np.setdiff1d(np.arange(some.n_groups), np.fromiter(fitted.failed, np.int64))
+        if task.split is None and len(kept):
+            held = some.select(kept)
+            raw = fitted.seen
+            if raw is None:
+                raw = model.predict(fitted.stack, held.X, held.group_of_row(), block.n_classes)
+            score[kept] = score_of(held.y, raw, held.offsets)
+        return fitted, score
+
+    return finish(block, part, good, task, status, error, choice, fit)
+
+
+def finish(
+    block: Block,
+    part: Block,
+    good: NDArray[np.int64],
+    task: Task,
+    status: NDArray[Any],
+    error: dict[int, str],
+    choice: Choice,
+    fit: Callable[[Block, Mapping[str, Any]], tuple[Fitted, NDArray[np.float64]]],
+) -> Outcome:
+    """Returns the outcome of the final fits.
+
+    Args:
+        block: all groups; its counts are recorded.
+        part: the groups worth training.
+        good: (groups of `part`,) their positions in `block`.
+        task: what to do.
+        status: (G,) of the screening; changed in place.
+        error: its messages by position; changed in place.
+        choice: which configuration each group of `part` gets.
+        fit: returns models and training scores of some groups under one configuration; a stack of
+            the models that did not fail.
+    """
+    record = _Record(block, task.plan)
+    if choice.scores is not None:
+        _, n_configs, n_folds = choice.scores.shape
+        why: dict[tuple[int, int], dict[int, str]] = {}
+        for (g, c, f), message in choice.failed.items():
+            why.setdefault((c, f), {})[g] = message
+        share = choice.seconds / (n_configs * n_folds)
+        for c in range(n_configs):
+            for f in range(n_folds):
+                record.fold(good, c, f, choice.scores[:, c, f], why.get((c, f), {}), share)
     groups: list[NDArray[np.int64]] = []
     configs: list[NDArray[np.int64]] = []
     stacks: list[Stack] = []
     seconds = np.zeros(block.n_groups)
     score = np.full(block.n_groups, np.nan)
-    score[good] = chosen_score
-    for c in np.unique(best):
-        at = np.flatnonzero(best == c)
+    score[good] = choice.score
+    for c in np.unique(choice.best):
+        at = np.flatnonzero(choice.best == c)
         began = time.perf_counter()
         some = part.select(at)
-        fit = _fit_guarded(model, some, task.configs[int(c)])
-        kept = good[at[fit.positions]]
-        if task.split is None and len(fit.positions):
-            seen = some.select(fit.positions)
-            raw = fit.seen
-            if raw is None:
-                raw = model.predict(fit.stack, seen.X, seen.group_of_row(), block.n_classes)
-            score[kept] = score_of(seen.y, raw, seen.offsets)
+        fitted, seen = fit(some, task.configs[int(c)])
+        kept = np.setdiff1d(np.arange(len(at)), np.fromiter(fitted.failed, np.int64))
+        if task.split is None:
+            score[good[at]] = seen
         spent = time.perf_counter() - began
-        seconds[good[at]] = spent * some.counts / max(int(some.counts.sum()), 1)
-        for position, message in fit.failed.items():
+        counts = block.counts[good[at]]
+        seconds[good[at]] = spent * counts / max(int(counts.sum()), 1)
+        for position, message in fitted.failed.items():
             status[good[at[position]]] = "error"
             error[int(good[at[position]])] = message
-        status[good[at[fit.unconverged]]] = "not_converged"
+        status[good[at[fitted.unconverged]]] = "not_converged"
         if len(kept):
-            groups.append(block.groups[kept])
+            stack = fitted.stack
+            if len(next(iter(stack.values()))) > len(kept):
+                stack = take_stack(stack, kept)
+            groups.append(block.groups[good[at[kept]]])
             configs.append(np.full(len(kept), c))
-            stacks.append(fit.stack)
+            stacks.append(stack)
     chosen = np.full(block.n_groups, -1)
-    chosen[good] = best
+    chosen[good] = choice.best
     record.final(chosen, status, error, score, seconds)
     return Outcome(
         results=record.table(),
@@ -140,25 +211,38 @@ def fit_block(block: Block, task: Task) -> Outcome:
     )
 
 
-def screen(block: Block, task: Task) -> tuple[NDArray[Any], dict[int, str]]:
-    """Returns (G,) "ok" or why a group cannot be trained, and the reason in words by position."""
+def screen(
+    block: Block, task: Task, add: Callable[[NDArray[Any]], NDArray[Any]] | None = None
+) -> tuple[NDArray[Any], dict[int, str]]:
+    """Returns (G,) "ok" or why a group cannot be trained, and the reason in words by position.
+
+    Args:
+        block: the groups.
+        task: what to do.
+        add: sums an array over all workers, where each holds some rows of a group.
+    """
+    add = add or (lambda values: values)
+    counts = add(block.counts)
     status = np.full(block.n_groups, "ok", dtype=object)
     error: dict[int, str] = {}
     floor = max(task.min_rows, 1, task.split.min_rows if task.split else 1)
-    for g in np.flatnonzero(block.counts < floor):
+    for g in np.flatnonzero(counts < floor):
         status[g] = "too_few_rows"
-        error[int(g)] = f"n_samples={block.counts[g]}, fewer than the {floor} it needs"
-    if not task.model.accepts_missing and block.X.size and not np.isfinite(block.X.sum()):
-        bad = ~np.isfinite(block.X).all(axis=1)
-        count = np.bincount(block.group_of_row()[bad], minlength=block.n_groups)
+        error[int(g)] = f"n_samples={counts[g]}, fewer than the {floor} it needs"
+    if not task.model.accepts_missing:
+        count = np.zeros(block.n_groups, np.int64)
+        if block.X.size and not np.isfinite(block.X.sum()):
+            bad = ~np.isfinite(block.X).all(axis=1)
+            count = np.bincount(block.group_of_row()[bad], minlength=block.n_groups)
+        count = add(count)
         for g in np.flatnonzero((count > 0) & (status == "ok")):
             status[g] = "nan_features"
             error[int(g)] = (
-                f"{count[g]} of {block.counts[g]} rows have a NaN or infinite feature; "
+                f"{count[g]} of {counts[g]} rows have a NaN or infinite feature; "
                 "impute them or use GBDT, which takes them"
             )
     if task.model.classifier:
-        present = (block.class_counts() > 0).sum(axis=1)
+        present = (add(block.class_counts()) > 0).sum(axis=1)
         for g in np.flatnonzero((present == 1) & (status == "ok")):
             status[g] = "single_class"
             error[int(g)] = "every row has the same class"
@@ -191,41 +275,30 @@ def take_stack(stack: Stack, at: NDArray[np.int64]) -> Stack:
     return {name: values[at] for name, values in stack.items()}
 
 
-@dataclass
-class _Guarded:
-    positions: NDArray[np.int64]
-    stack: Stack
-    failed: dict[int, str]
-    unconverged: NDArray[np.int64]
-    seen: NDArray[np.float64] | None = None
+def _fit_guarded(model: GroupModel, block: Block, config: Mapping[str, Any]) -> Fitted:
+    """Fits a block; when that raises, halves it until the groups that raise stand alone.
 
-
-def _fit_guarded(model: GroupModel, block: Block, config: Mapping[str, Any]) -> _Guarded:
-    """Fits a block; when that raises, halves it until the groups that raise stand alone."""
+    The stack that comes back leaves out the groups that failed.
+    """
     try:
         fitted = model.fit(block, [config])[0]
     except MemoryError:
         raise
     except Exception as raised:
         if block.n_groups == 1:
-            message = f"{type(raised).__name__}: {raised}"
-            none = np.zeros(0, np.int64)
-            return _Guarded(none, {}, {0: message}, none)
+            return Fitted({}, {0: f"{type(raised).__name__}: {raised}"})
         middle = block.n_groups // 2
         left = _fit_guarded(model, block.select(np.arange(middle)), config)
         right = _fit_guarded(model, block.select(np.arange(middle, block.n_groups)), config)
-        return _Guarded(
-            np.concatenate([left.positions, right.positions + middle]),
+        return Fitted(
             concat_stacks([left.stack, right.stack]),
             {**left.failed, **{g + middle: m for g, m in right.failed.items()}},
             np.concatenate([left.unconverged, right.unconverged + middle]),
         )
-    positions = np.setdiff1d(np.arange(block.n_groups), np.fromiter(fitted.failed, np.int64))
-    stack = fitted.stack
     if fitted.failed:
-        stack = take_stack(stack, positions)
-    seen = None if fitted.failed else fitted.seen
-    return _Guarded(positions, stack, fitted.failed, fitted.unconverged, seen)
+        kept = np.setdiff1d(np.arange(block.n_groups), np.fromiter(fitted.failed, np.int64))
+        return replace(fitted, stack=take_stack(fitted.stack, kept), seen=None)
+    return fitted
 
 
 def _search_guarded(

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,6 +50,7 @@ from kingpin_ray._source import (
     is_path,
     read_paths,
 )
+from kingpin_ray._split_driver import run_grouped, run_split
 from kingpin_ray._store import Store, restore_model
 from kingpin_ray.models._base import GroupModel, Naming
 from kingpin_ray.models._sklearn import PerGroup
@@ -98,8 +100,11 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
             without a model, "raise" ends `fit` with an error. It is recorded in `results_` anyway.
         fallback: "global" trains one model on all rows, "parent" one for each value of the key
             columns but the last (and a global one), for bad and for unseen groups; None has none.
-        plan: "local" trains in this process, "task" on Ray actors, "auto" starts Ray only when that
-            saves time.
+        plan: "local" trains in this process; "task" places whole groups on Ray actors; "data"
+            splits every group's rows over all actors and trains in step, one exchange a step for
+            all models (gradient accumulation parallelism); "grouped" does that for groups too big
+            for one actor and places the others whole; "auto" is "local" or "task", whichever is
+            predicted to be faster.
         store: folder that takes finished groups during `fit`, so that a killed run can be resumed;
             None keeps models in memory until `save`.
         num_actors: Ray actors of one CPU each; None for all free CPUs.
@@ -291,7 +296,11 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _prepare_parts(self, X: Any, task: Task, seed: int, session: ExitStack) -> Run | None:
         """Returns a run whose data is read by Ray tasks; None when it should be read here."""
-        if _plan.check_plan(self.plan) == "local" or self.fallback == "parent" or not self.by:
+        if (
+            _plan.check_plan(self.plan) not in ("auto", "task")
+            or self.fallback == "parent"
+            or not self.by
+        ):
             return None
         files = None
         if is_path(X):
@@ -338,6 +347,13 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
         chunks = remaining(make_chunks(frame.counts), outcomes)
         if plan == "local" and isinstance(frame, Frame):
             done = run_local(frame, chunks, task)
+        elif plan in ("data", "grouped") and isinstance(frame, Frame):
+            if plan == "data" and not task.model.splits:
+                raise ParameterError(
+                    f"plan='data': {type(task.model).__name__} needs whole groups; use 'task'"
+                )
+            run_rows = run_split if plan == "data" else run_grouped
+            done = run_rows(frame, chunks, replace(task, plan=plan), self.num_actors)
         else:
             done = run_task(frame, chunks, task, self.num_actors)
         outcomes = list(outcomes)

@@ -270,6 +270,23 @@ class Frame:
             first=np.zeros(len(groups), np.int64),
         )
 
+    def part(self, groups: NDArray[np.int64], number: int, parts: int) -> Block:
+        """Returns the rows of some groups that worker `number` of `parts` holds."""
+        counts = self.counts[groups]
+        first = counts * number // parts
+        held = counts * (number + 1) // parts - first
+        rows = self.order[ranges(self.offsets[groups] + first, held)]
+        return Block(
+            X=self.matrix(rows),
+            y=self.y[rows],
+            offsets=offsets_of(held),
+            groups=groups,
+            seeds=self.seeds[groups],
+            n_classes=0 if self.classes is None else len(self.classes),
+            n_dropped=self.n_dropped[groups],
+            first=first,
+        )
+
     def target_sums(self) -> NDArray[np.int64]:
         """Returns (G, K) rows of each class, or (G, 1) sums of the bits of the target.
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from kingpin_ray.models._base import GroupModel
 
-PLANS = ("auto", "local", "task")
+PLANS = ("auto", "local", "task", "data", "grouped")
 
 # Measured on 2 idle cores: Ray up 2.7-3.7 s, its actors 1.3 s, its end 1.1 s.
 _RAY_START_S = 6.0

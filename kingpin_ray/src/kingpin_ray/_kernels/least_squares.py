@@ -126,6 +126,32 @@ def solve_rows(
     return weights, mean_y - float(mean_x @ weights)
 
 
+def shift_back(gram: F64, shift: F64) -> F64:
+    """Returns the Grams (G, Q, Q) of rows from which nothing was taken off."""
+    size = gram.shape[1]
+    move = np.broadcast_to(np.eye(size), gram.shape).copy()
+    move[:, -1, :-1] = shift
+    return np.asarray(np.matmul(move.transpose(0, 2, 1), np.matmul(gram, move)))
+
+
+def solve_gram(gram: F64, alpha: float, fit_intercept: bool) -> tuple[F64, float]:
+    """Returns the weights (D,) of least norm and the constant of one Gram (Q, Q).
+
+    For groups whose rows no single worker holds; directions below 1e-12 of the strongest count as
+    absent, since a Gram has squared them.
+    """
+    features = len(gram) - 2
+    rows = max(float(gram[-1, -1]), 1.0)
+    total = gram[:-1, -1]
+    inner = gram[:-1, :-1] - np.outer(total, total) / rows if fit_intercept else gram[:-1, :-1]
+    values, vectors = np.linalg.eigh(inner[:features, :features])
+    kept = values > 1e-12 * max(float(values[-1]), 0.0)
+    part = vectors[:, kept]
+    weights = part @ ((part.T @ inner[:features, features]) / (values[kept] + alpha))
+    constant = (total[-1] - weights @ total[:-1]) / rows if fit_intercept else 0.0
+    return weights, float(constant)
+
+
 def fold_grams(
     X: NDArray[np.floating],
     y: NDArray[np.generic],

@@ -11,20 +11,21 @@ K classes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kingpin_ray._blocks import buckets, padded_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
     from kingpin_ray._blocks import Block, Bucket
 
     F64 = NDArray[np.float64]
+    Add = Callable[[NDArray[Any]], NDArray[Any]]
 
 _MAX_HALVINGS = 30
 
@@ -44,6 +45,39 @@ class LogisticFit:
     intercept: F64
     n_iter: NDArray[np.int64]
     converged: NDArray[np.bool_]
+
+    @classmethod
+    def empty(cls, configs: int, groups: int, models: int, features: int) -> LogisticFit:
+        """Returns zeros of the right shapes."""
+        return cls(
+            np.zeros((configs, groups, models, features)),
+            np.zeros((configs, groups, models)),
+            np.zeros((configs, groups), np.int64),
+            np.zeros((configs, groups), bool),
+        )
+
+    def store(
+        self,
+        config: int,
+        groups: NDArray[np.int64],
+        solved: F64,
+        steps: NDArray[np.int64],
+        converged: NDArray[np.bool_],
+        mean: F64,
+        scale: F64,
+    ) -> None:
+        """Takes solutions (groups, M, P) of scaled columns, in the units of the data."""
+        features = mean.shape[1]
+        w = solved[:, :, :features] / scale[:, None, :]
+        self.coef[config, groups] = w
+        if solved.shape[2] > features:
+            constant = solved[:, :, features] - np.einsum("bmd,bd->bm", w, mean)
+            if solved.shape[1] > 1:
+                # Softmax does not see a constant added to all classes; this one is unique.
+                constant -= constant.mean(axis=1, keepdims=True)
+            self.intercept[config, groups] = constant
+        self.n_iter[config, groups] = steps
+        self.converged[config, groups] = converged
 
 
 def fit_logistic(
@@ -69,12 +103,7 @@ def fit_logistic(
     """
     groups, features = block.n_groups, block.X.shape[1]
     models = 1 if n_classes == 2 else n_classes
-    fit = LogisticFit(
-        np.zeros((len(penalties), groups, models, features)),
-        np.zeros((len(penalties), groups, models)),
-        np.zeros((len(penalties), groups), np.int64),
-        np.zeros((len(penalties), groups), bool),
-    )
+    fit = LogisticFit.empty(len(penalties), groups, models, features)
     row_bytes = 8 * (2 * features + 4 * models + 4)
     # From strong to weak penalty, each started from the last one's optimum.
     order = np.argsort(penalties, kind="stable")
@@ -88,19 +117,10 @@ def fit_logistic(
             weight = 1.0 / penalties[at] if np.isfinite(penalties[at]) else 0.0
             loss = _Binary(target, real) if models == 1 else _Softmax(target, real, n_classes)
             solved, steps, done = _newton(
-                loss, design, ridge * weight, start, tol=tol, max_iter=max_iter
+                _Whole(design, loss), ridge * weight, start, tol=tol, max_iter=max_iter
             )
             start = solved
-            w = solved[:, :, :features] / scale[:, None, :]
-            fit.coef[at, bucket.positions] = w
-            if fit_intercept:
-                constant = solved[:, :, features] - np.einsum("bmd,bd->bm", w, mean)
-                if models > 1:
-                    # Softmax does not see a constant added to all classes; this one is unique.
-                    constant -= constant.mean(axis=1, keepdims=True)
-                fit.intercept[at, bucket.positions] = constant
-            fit.n_iter[at, bucket.positions] = steps
-            fit.converged[at, bucket.positions] = done
+            fit.store(int(at), bucket.positions, solved, steps, done, mean, scale)
     return fit
 
 
@@ -196,9 +216,122 @@ class _Softmax:
         return loss, gradient.reshape(batch, size), hessian.reshape(batch, size, size)
 
 
+class _Whole:
+    """The objective's data term of one bucket whose rows are all here."""
+
+    def __init__(self, design: F64, loss: _Binary | _Softmax) -> None:
+        self.design = design
+        self.loss = loss
+
+    def take(self, keep: NDArray[np.bool_]) -> None:
+        self.design = self.design[keep]
+        self.loss.take(keep)
+
+    def __call__(self, w: F64) -> tuple[F64, F64, F64]:
+        return self.loss(self.design, w)
+
+
+class _Split:
+    """The data term of all groups, of which other workers hold more rows: one exchange a call."""
+
+    def __init__(self, parts: Sequence[tuple[NDArray[np.int64], _Whole]], groups: int, add: Add):
+        self.parts = list(parts)
+        self.groups = groups
+        self.add = add
+
+    def take(self, keep: NDArray[np.bool_]) -> None:
+        renumber = np.cumsum(keep) - 1
+        parts = []
+        for positions, part in self.parts:
+            mine = keep[positions]
+            if mine.any():
+                if not mine.all():
+                    part.take(mine)
+                parts.append((renumber[positions[mine]], part))
+        self.parts = parts
+        self.groups = int(keep.sum())
+
+    def __call__(self, w: F64) -> tuple[F64, F64, F64]:
+        size = w.shape[1] * w.shape[2]
+        total = np.zeros((self.groups, 1 + size + size * size))
+        for positions, part in self.parts:
+            loss, gradient, hessian = part(w[positions])
+            total[positions, 0] = loss
+            total[positions, 1 : 1 + size] = gradient
+            total[positions, 1 + size :] = hessian.reshape(len(positions), -1)
+        total = self.add(total)
+        hessian = total[:, 1 + size :].reshape(-1, size, size)
+        return total[:, 0], total[:, 1 : 1 + size], hessian
+
+
+def fit_logistic_split(
+    block: Block,
+    codes: NDArray[np.int64],
+    n_classes: int,
+    penalties: Sequence[float],
+    add: Add,
+    *,
+    fit_intercept: bool = True,
+    tol: float = 1e-8,
+    max_iter: int = 100,
+) -> LogisticFit:
+    """As `fit_logistic`, where each worker holds some rows of every group.
+
+    Args:
+        add: sums an array over all workers.
+        block: the rows that are here.
+        codes: their classes.
+        n_classes: as for `fit_logistic`; every class is held by some worker.
+        penalties: as for `fit_logistic`.
+        fit_intercept: as for `fit_logistic`.
+        tol: as for `fit_logistic`.
+        max_iter: as for `fit_logistic`.
+    """
+    groups, features = block.n_groups, block.X.shape[1]
+    models = 1 if n_classes == 2 else n_classes
+    fit = LogisticFit.empty(len(penalties), groups, models, features)
+    counts = np.maximum(add(block.counts.astype(np.float64)), 1.0)[:, None]
+    mean = np.zeros((groups, features))
+    if fit_intercept:
+        mean = add(_sums(block.X.astype(np.float64), block)) / counts
+    owner = block.group_of_row()
+    x = block.X - mean[owner]
+    scale = np.sqrt(add(_sums(x * x, block)) / counts)
+    flat = scale <= 1e-13 * np.abs(mean)
+    scale[flat | (scale == 0)] = 1.0
+    x = np.where(flat[owner], 0.0, x / scale[owner])
+    if fit_intercept:
+        x = np.concatenate([x, np.ones((len(x), 1))], axis=1)
+    ridge = _ridge(scale, fit_intercept)
+    start = np.zeros((groups, models, x.shape[1]))
+    found = [
+        (bucket.positions, *padded_rows(block, bucket))
+        for bucket in buckets(block.counts, 8 * (2 * features + 4 * models + 4))
+    ]
+    for at in np.argsort(penalties, kind="stable"):
+        weight = 1.0 / penalties[at] if np.isfinite(penalties[at]) else 0.0
+        parts = []
+        for positions, rows, real in found:
+            target = codes[rows]
+            loss = _Binary(target, real) if models == 1 else _Softmax(target, real, n_classes)
+            parts.append((positions, _Whole(x[rows] * real[:, :, None], loss)))
+        start, steps, done = _newton(
+            _Split(parts, groups, add), ridge * weight, start, tol=tol, max_iter=max_iter
+        )
+        fit.store(int(at), np.arange(groups), start, steps, done, mean, scale)
+    return fit
+
+
+def _sums(values: F64, block: Block) -> F64:
+    sums = np.zeros((block.n_groups, values.shape[1]))
+    filled = np.flatnonzero(block.counts)
+    if len(filled):
+        sums[filled] = np.add.reduceat(values, block.offsets[:-1][filled], axis=0)
+    return sums
+
+
 def _newton(
-    loss_of: _Binary | _Softmax,
-    design: F64,
+    problem: _Whole | _Split,
     ridge: F64,
     start: F64,
     *,
@@ -226,7 +359,7 @@ def _newton(
     halvings = np.zeros(batch, np.int64)
     closed = np.zeros(batch, bool)
     for _ in range(max_iter + _MAX_HALVINGS):
-        loss, gradient, hessian = loss_of(design, w.reshape(-1, models, width))
+        loss, gradient, hessian = problem(w.reshape(-1, models, width))
         objective = loss + 0.5 * (lam * w * w).sum(axis=1)
         better = objective <= value + 1e-12 * np.abs(value)
         stuck = ~better & (halvings >= _MAX_HALVINGS)
@@ -259,8 +392,8 @@ def _newton(
         if closed.sum() * 3 >= len(closed):
             keep = ~closed
             solved[open_at[closed]] = good[closed].reshape(-1, models, width)
-            loss_of.take(keep)
-            design, lam, w, good = design[keep], lam[keep], w[keep], good[keep]
+            problem.take(keep)
+            lam, w, good = lam[keep], w[keep], good[keep]
             value, step, halvings = value[keep], step[keep], halvings[keep]
             open_at, closed = open_at[keep], closed[keep]
     solved[open_at] = good.reshape(-1, models, width)

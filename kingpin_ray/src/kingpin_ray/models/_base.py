@@ -7,6 +7,7 @@ A third party subclasses `GroupModel` and names it by an entry point of the grou
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,8 +18,6 @@ from kingpin_ray._errors import ParameterError
 from kingpin_ray._folds import fold_of_row
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from numpy.typing import NDArray
 
     from kingpin_ray._blocks import Block
@@ -26,6 +25,9 @@ if TYPE_CHECKING:
     from kingpin_ray._scoring import Scorer
 
     F64 = NDArray[np.float64]
+
+Add = Callable[["NDArray[Any]"], "NDArray[Any]"]
+"""Sums an array over all workers."""
 
 Stack = dict[str, "NDArray[Any]"]
 """Parameters of M models: arrays whose first axis is M; an object array holds bytes or objects."""
@@ -89,6 +91,24 @@ class GroupModel(BaseEstimator):  # type: ignore[misc]
 
     def validate(self, params: Mapping[str, Any]) -> None:
         """Raises ParameterError when a value is not allowed; the default allows everything."""
+
+    @property
+    def splits(self) -> bool:
+        """Whether a group's rows may be split over workers: the model has `fit_split`."""
+        return type(self).fit_split is not GroupModel.fit_split
+
+    def fit_split(
+        self, block: Block, configs: Sequence[Mapping[str, Any]], add: Add | None
+    ) -> list[Fitted]:
+        """As `fit`, where `block` holds only some rows of each group and `add` sums over workers.
+
+        Every worker must make the same calls of `add` and come to the same models. The default
+        says that the model needs whole groups.
+
+        Raises:
+            ParameterError: always; a model that can do this overrides it.
+        """
+        raise ParameterError(f"{type(self).__name__} needs whole groups; use plan='task'")
 
     def cost(self, n_features: int) -> tuple[float, float]:
         """Returns a guess at one fit's seconds per row and per group, on one core."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from kingpin_ray._errors import ParameterError
-from kingpin_ray._kernels.newton import fit_logistic
+from kingpin_ray._kernels.newton import fit_logistic, fit_logistic_split
 from kingpin_ray.models._base import Fitted, GroupModel, Naming, Stack, linear_scores
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kingpin_ray._blocks import Block
+    from kingpin_ray.models._base import Add
 
 
 class Logistic(GroupModel):
@@ -52,6 +53,12 @@ class Logistic(GroupModel):
 
     def fit(self, block: Block, configs: Sequence[Mapping[str, Any]]) -> list[Fitted]:
         """Returns the optimum of every group under each configuration."""
+        return self.fit_split(block, configs, None)
+
+    def fit_split(
+        self, block: Block, configs: Sequence[Mapping[str, Any]], add: Add | None
+    ) -> list[Fitted]:
+        """As `fit`, where `block` holds only some rows of each group and `add` sums over all."""
         mine = self.get_params(deep=False)
         full = [{**mine, **config} for config in configs]
         results: list[Fitted | None] = [None] * len(full)
@@ -62,7 +69,7 @@ class Logistic(GroupModel):
             families.setdefault(family, []).append(c)
         for (fit_intercept, tol, max_iter), members in families.items():
             penalties = [float(full[c]["C"]) for c in members]
-            fits = self._fit_family(block, penalties, fit_intercept, tol, max_iter)
+            fits = self._fit_family(block, penalties, fit_intercept, tol, max_iter, add)
             for c, fitted in zip(members, fits, strict=True):
                 results[c] = fitted
         return [fitted for fitted in results if fitted is not None]
@@ -74,6 +81,7 @@ class Logistic(GroupModel):
         fit_intercept: bool,
         tol: float,
         max_iter: int,
+        add: Add | None,
     ) -> list[Fitted]:
         groups, features, classes = block.n_groups, block.X.shape[1], block.n_classes
         models = 1 if classes == 2 else classes
@@ -83,19 +91,21 @@ class Logistic(GroupModel):
         intercept = np.full(shape, -np.inf)
         n_iter = np.zeros((len(penalties), groups), np.int64)
         done = np.ones((len(penalties), groups), bool)
-        for present, at in _same_classes(block):
+        held = block.class_counts()
+        for present, at in _same_classes(held if add is None else add(held)):
             part = block.select(at)
             recode = np.zeros(classes, np.int64)
             recode[present] = np.arange(len(present))
-            fit = fit_logistic(
-                part,
-                recode[part.y.astype(np.int64)],
-                len(present),
-                penalties,
-                fit_intercept=fit_intercept,
-                tol=tol,
-                max_iter=max_iter,
-            )
+            options: dict[str, Any] = {
+                "fit_intercept": fit_intercept,
+                "tol": tol,
+                "max_iter": max_iter,
+            }
+            new = recode[part.y.astype(np.int64)]
+            if add is None:
+                fit = fit_logistic(part, new, len(present), penalties, **options)
+            else:
+                fit = fit_logistic_split(part, new, len(present), penalties, add, **options)
             if models == 1:
                 to = np.array([0])
             elif len(present) == 2:
@@ -156,11 +166,11 @@ class Logistic(GroupModel):
         return model
 
 
-def _same_classes(block: Block) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+def _same_classes(counts: NDArray[Any]) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """Returns (classes present, positions of the groups that hold exactly those)."""
-    if block.n_classes == 2:
-        return [(np.arange(2), np.arange(block.n_groups))]
-    held = block.class_counts() > 0
+    if counts.shape[1] == 2:
+        return [(np.arange(2), np.arange(len(counts)))]
+    held = counts > 0
     patterns, which = np.unique(held, axis=0, return_inverse=True)
     which = which.reshape(-1)
     return [

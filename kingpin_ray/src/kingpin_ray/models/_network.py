@@ -5,21 +5,21 @@ from __future__ import annotations
 import importlib
 import numbers
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from kingpin_ray._errors import MissingDependencyError, ParameterError
-from kingpin_ray.models._base import Fitted, GroupModel, Naming, Stack
+from kingpin_ray.models._base import Add, Fitted, GroupModel, Naming, Stack
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
     from numpy.typing import NDArray
 
     from kingpin_ray._blocks import Block
 
 _LOSSES = ("cross_entropy", "mse_loss", "l1_loss", "huber_loss")
-Reduce = Callable[["NDArray[Any]"], "NDArray[Any]"]
 
 
 def _torch() -> Any:
@@ -84,29 +84,29 @@ class _Network(GroupModel):
         return self.fit_split(block, configs, None)
 
     def fit_split(
-        self, block: Block, configs: Sequence[Mapping[str, Any]], reduce: Reduce | None
+        self, block: Block, configs: Sequence[Mapping[str, Any]], add: Add | None
     ) -> list[Fitted]:
-        """As `fit`, where `block` holds only some rows of each group and `reduce` sums over all."""
+        """As `fit`, where `block` holds only some rows of each group and `add` sums over all."""
         torch = _torch()
         from kingpin_ray._kernels import adam
 
         mine = self.get_params(deep=False)
         full = [{**mine, **config} for config in configs]
-        mean, scale, counts = _standard(block, reduce)
+        mean, scale, counts = _standard(block, add)
         owner = block.group_of_row()
         x = ((block.X - mean[owner]) / scale[owner]).astype(np.float32)
         if self.classifier:
             target = torch.from_numpy(block.y.astype(np.int64))
         else:
-            centre, spread = _target_scale(block, counts, reduce)
+            centre, spread = _target_scale(block, counts, add)
             target = ((block.y.astype(np.float64) - centre[owner]) / spread[owner]).astype("f4")
             target = torch.from_numpy(target)
         exchange = None
-        if reduce is not None:
-            add = reduce
+        if add is not None:
+            total = add
 
             def exchange(tensor: Any) -> None:
-                tensor.copy_(torch.from_numpy(add(tensor.numpy())))
+                tensor.copy_(torch.from_numpy(total(tensor.numpy())))
 
         groups = block.n_groups
         results: list[Fitted | None] = [None] * len(full)
@@ -137,7 +137,7 @@ class _Network(GroupModel):
                         "scale": scale.astype(np.float32),
                     }
                     if self.classifier:
-                        stack["seen"] = _seen(block, reduce)
+                        stack["seen"] = _seen(block, add)
                     else:
                         stack["target"] = np.stack([centre, spread], axis=1)
                     finite = np.isfinite(stack["flat"]).all(axis=1)
@@ -320,10 +320,10 @@ class Torch(_Network):
 
 
 def _standard(
-    block: Block, reduce: Reduce | None
+    block: Block, add: Add | None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
     """Returns each group's means and scales (G, D) and rows (G,), over all workers."""
-    add = reduce or (lambda values: values)
+    add = add or (lambda values: values)
     counts = add(block.counts.astype(np.float64))
     n = np.maximum(counts, 1)[:, None]
     mean = add(_group_sums(block.X, block)) / n
@@ -335,9 +335,9 @@ def _standard(
 
 
 def _target_scale(
-    block: Block, counts: NDArray[np.int64], reduce: Reduce | None
+    block: Block, counts: NDArray[np.int64], add: Add | None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    add = reduce or (lambda values: values)
+    add = add or (lambda values: values)
     n = np.maximum(counts, 1)
     y = block.y.astype(np.float64)[:, None]
     centre = add(_group_sums(y, block))[:, 0] / n
@@ -355,9 +355,9 @@ def _group_sums(values: NDArray[np.floating], block: Block) -> NDArray[np.float6
     return sums
 
 
-def _seen(block: Block, reduce: Reduce | None) -> NDArray[np.bool_]:
+def _seen(block: Block, add: Add | None) -> NDArray[np.bool_]:
     held = block.class_counts().astype(np.float64)
-    return np.asarray((held if reduce is None else reduce(held)) > 0)
+    return np.asarray((held if add is None else add(held)) > 0)
 
 
 def _affine(torch: Any, shift: NDArray[Any], scale: NDArray[Any]) -> Any:

@@ -1,0 +1,190 @@
+"""Gradient accumulation parallelism: groups whose rows are split over workers, trained in step.
+
+Every worker holds some rows of every group of a chunk and sums each model's gradient (or Gram
+matrix, or Newton terms) over them; one exchange per step then adds up all models of all groups at
+once. The number of exchanges does not depend on how many groups and settings there are.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kingpin_ray._blocks import offsets_of
+from kingpin_ray._engine import Choice, Outcome, Task, choose, finish, screen
+from kingpin_ray._errors import MissingDependencyError
+from kingpin_ray._folds import fold_of_row
+from kingpin_ray._scoring import scorer
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from kingpin_ray._blocks import Block
+
+TIMEOUT_S = 120.0
+"""A worker that hears nothing for so long gives up; the driver then rebuilds the group."""
+
+
+class Exchange:
+    """Sums and gathers over all workers, by gloo.
+
+    Args:
+        rank: this worker's number.
+        world: workers.
+        address: "host:port" where worker 0 listens.
+
+    Raises:
+        MissingDependencyError: PyTorch is not installed.
+    """
+
+    def __init__(self, rank: int, world: int, address: str) -> None:
+        try:
+            import torch
+            from torch import distributed
+        except ImportError as error:
+            raise MissingDependencyError(
+                "splitting groups over workers needs PyTorch: pip install 'kingpin-ray[torch]'"
+            ) from error
+        self._torch, self._dist = torch, distributed
+        self.rank, self.world = rank, world
+        self.count = 0
+        self.sent_bytes = 0
+        distributed.init_process_group(
+            "gloo",
+            init_method=f"tcp://{address}",
+            rank=rank,
+            world_size=world,
+            timeout=timedelta(seconds=TIMEOUT_S),
+        )
+
+    def add(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Returns the sum of an array over all workers, the same bytes on each."""
+        tensor = self._torch.from_numpy(np.array(values, order="C"))
+        self._dist.all_reduce(tensor)
+        self.count += 1
+        self.sent_bytes += tensor.nbytes
+        return np.asarray(tensor.numpy())
+
+    def gather(self, values: NDArray[Any]) -> list[NDArray[Any]]:
+        """Returns every worker's array, by rank; they may differ in their first length."""
+        torch = self._torch
+        length = torch.zeros(self.world, dtype=torch.int64)
+        length[self.rank] = len(values)
+        self._dist.all_reduce(length)
+        padded = np.zeros((int(length.max()), *values.shape[1:]), values.dtype)
+        padded[: len(values)] = values
+        mine = torch.from_numpy(padded)
+        found = [torch.empty_like(mine) for _ in range(self.world)]
+        self._dist.all_gather(found, mine)
+        return [t.numpy()[: int(n)] for t, n in zip(found, length, strict=True)]
+
+    def close(self) -> None:
+        """Leaves the group."""
+        self._dist.destroy_process_group()
+
+
+class SplitWorker:
+    """A Ray actor that holds some rows of every group."""
+
+    def __init__(self) -> None:
+        self._exchange: Exchange | None = None
+
+    def ready(self) -> str:
+        """Returns "host:port" at which this actor could listen."""
+        import ray
+
+        host = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+        with socket.socket() as probe:
+            probe.bind((host, 0))
+            return f"{host}:{probe.getsockname()[1]}"
+
+    def join(self, rank: int, world: int, address: str) -> int:
+        """Enters the group and returns the process id."""
+        self._exchange = Exchange(rank, world, address)
+        return os.getpid()
+
+    def fit(self, block: Block, task: Task) -> tuple[Outcome | None, dict[str, float]]:
+        """Returns what became of the groups (from worker 0 only) and what the exchange cost."""
+        assert self._exchange is not None
+        before = self._exchange.count, self._exchange.sent_bytes
+        began = time.perf_counter()
+        outcome = fit_split(block, task, self._exchange)
+        cost = {
+            "exchanges": self._exchange.count - before[0],
+            "bytes": self._exchange.sent_bytes - before[1],
+            "seconds": time.perf_counter() - began,
+        }
+        return (outcome if self._exchange.rank == 0 else None), cost
+
+    def leave(self) -> None:
+        """Leaves the group."""
+        if self._exchange is not None:
+            self._exchange.close()
+            self._exchange = None
+
+
+def fit_split(block: Block, task: Task, exchange: Exchange) -> Outcome:
+    """As `_engine.fit_block`, of which each worker holds some rows."""
+    model = task.model
+    _, score_of = scorer(task.scoring, model.classifier)
+    counts = exchange.add(block.counts)
+    status, error = screen(block, task, exchange.add)
+    good = np.flatnonzero(status == "ok")
+    part = _rebase(block.select(good), exchange)
+    choice = Choice.none(len(good))
+    if task.split is not None and len(good):
+        began = time.perf_counter()
+        shape = (len(good), len(task.configs), task.split.n_folds)
+        scores = np.full(shape, np.nan)
+        failed: dict[tuple[int, int, int], str] = {}
+        folds = fold_of_row(part, task.split)
+        for f in range(task.split.n_folds):
+            train = _rebase(part.keep(folds != f), exchange)
+            test = part.keep(folds == f)
+            usable = exchange.add(test.counts) > 0
+            if model.classifier:
+                usable &= (exchange.add(train.class_counts()) > 0).sum(axis=1) >= 2
+            for g in np.flatnonzero(~usable):
+                failed.update({(int(g), c, f): "single_class" for c in range(shape[1])})
+            at = np.flatnonzero(usable)
+            if not len(at):
+                continue
+            train, test = train.select(at), test.select(at)
+            for c, fitted in enumerate(model.fit_split(train, task.configs, exchange.add)):
+                raw = model.predict(fitted.stack, test.X, test.group_of_row(), block.n_classes)
+                score = _score_all(test, raw, score_of, exchange)
+                for position, message in fitted.failed.items():
+                    failed[int(at[position]), c, f] = message
+                    score[position] = np.nan
+                scores[at, c, f] = score
+        choice = choose(scores, failed, time.perf_counter() - began)
+
+    def fit(some: Block, config: Any) -> Any:
+        fitted = model.fit_split(some, [config], exchange.add)[0]
+        raw = model.predict(fitted.stack, some.X, some.group_of_row(), block.n_classes)
+        return fitted, _score_all(some, raw, score_of, exchange)
+
+    whole = replace(block, offsets=offsets_of(counts))
+    return finish(whole, part, good, task, status, error, choice, fit)
+
+
+def _rebase(block: Block, exchange: Exchange) -> Block:
+    """Returns the block knowing how many of each group's rows lower workers hold."""
+    counts = np.stack(exchange.gather(block.counts[None])).reshape(exchange.world, -1)
+    return replace(block, first=counts[: exchange.rank].sum(axis=0))
+
+
+def _score_all(block: Block, raw: NDArray[Any], score_of: Any, exchange: Exchange) -> NDArray[Any]:
+    """Returns (G,) scores over the rows of all workers."""
+    owner = np.concatenate(exchange.gather(block.group_of_row()))
+    order = np.argsort(owner, kind="stable")
+    y = np.concatenate(exchange.gather(block.y))[order]
+    raw = np.concatenate(exchange.gather(raw))[order]
+    offsets = offsets_of(np.bincount(owner, minlength=block.n_groups))
+    return np.asarray(score_of(y, raw, offsets))

@@ -1,0 +1,129 @@
+"""Runs groups whose rows are split over workers, and rebuilds the workers when one is lost."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kingpin_ray._engine import Outcome, Task, failed_outcome
+from kingpin_ray._errors import KingpinError, ResourceError
+from kingpin_ray._gap import TIMEOUT_S, SplitWorker
+from kingpin_ray._session import actor_count, ray_session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from kingpin_ray._driver import Chunk
+    from kingpin_ray._frame import Frame
+
+_log = logging.getLogger(__name__)
+
+_TRIES = 2
+
+
+def too_big(counts: NDArray[np.int64], workers: int) -> NDArray[np.bool_]:
+    """Returns which groups have more rows than a fair share: they would keep everyone waiting."""
+    return np.asarray(counts * workers > counts.sum())
+
+
+def run_split(
+    frame: Frame, chunks: list[Chunk], task: Task, num_actors: int | None
+) -> Iterator[tuple[Chunk, Outcome]]:
+    """Yields each chunk, trained by all workers together, each holding some rows of every group.
+
+    When a worker dies the others give up at their timeout or at once; all are replaced and the
+    chunk is done again, twice at most.
+
+    Raises:
+        ResourceError: the cluster lacks the CPUs, or the workers cannot find each other.
+    """
+    with ray_session(num_actors) as ray:
+        world = actor_count(ray, num_actors, 1 << 30)
+        team: list[Any] = []
+        try:
+            for chunk in chunks:
+                for attempt in range(_TRIES):
+                    if not team:
+                        team = _assemble(ray, world)
+                    blocks = [ray.put(frame.part(chunk.groups, r, world)) for r in range(world)]
+                    refs = [w.fit.remote(b, task) for w, b in zip(team, blocks, strict=True)]
+                    try:
+                        found = _all_or_first_error(ray, refs)
+                    except ray.exceptions.RayError as error:
+                        _dismiss(ray, team)
+                        team = []
+                        cause = getattr(error, "cause", None)
+                        if isinstance(cause, KingpinError):
+                            raise cause from None
+                        _log.warning("workers lost on chunk %d: %s", chunk.number, error)
+                        if attempt + 1 == _TRIES:
+                            reason = f"the workers failed {_TRIES} times: {error}"
+                            yield chunk, failed_outcome(frame.block(chunk.groups), task, reason)
+                        continue
+                    outcome = found[0][0]
+                    assert outcome is not None
+                    yield chunk, outcome
+                    break
+            if team:
+                ray.get([worker.leave.remote() for worker in team], timeout=TIMEOUT_S)
+        finally:
+            _dismiss(ray, team)
+
+
+def _assemble(ray: Any, world: int) -> list[Any]:
+    remote = ray.remote(SplitWorker).options(num_cpus=1, max_restarts=0)
+    team = [remote.remote() for _ in range(world)]
+    try:
+        address = ray.get(team[0].ready.remote(), timeout=TIMEOUT_S)
+        joins = [worker.join.remote(rank, world, address) for rank, worker in enumerate(team)]
+        ray.get(joins, timeout=TIMEOUT_S)
+    except ray.exceptions.RayError as error:
+        _dismiss(ray, team)
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, KingpinError):
+            raise cause from None
+        raise ResourceError(
+            f"{world} workers could not form a group within {TIMEOUT_S:.0f} s: {error}"
+        ) from error
+    return team
+
+
+def _all_or_first_error(ray: Any, refs: list[Any]) -> list[Any]:
+    """Returns all results; raises as soon as one call fails, while the others may still wait."""
+    waiting = list(refs)
+    while waiting:
+        ready, waiting = ray.wait(waiting, num_returns=1)
+        ray.get(ready)
+    return list(ray.get(refs))
+
+
+def _dismiss(ray: Any, team: list[Any]) -> None:
+    for worker in team:
+        ray.kill(worker)
+
+
+def run_grouped(
+    frame: Frame, chunks: list[Chunk], task: Task, num_actors: int | None
+) -> Iterator[tuple[Chunk, Outcome]]:
+    """Yields groups too big for one worker, split and in step, then all others, placed whole."""
+    from kingpin_ray._driver import run_task
+
+    with ray_session(num_actors) as ray:
+        workers = actor_count(ray, num_actors, 1 << 30)
+        big = too_big(frame.counts, workers) if task.model.splits else np.zeros(0, bool)
+        split, whole = [], []
+        for chunk in chunks:
+            mask = big[chunk.groups] if len(big) else np.zeros(len(chunk.groups), bool)
+            if mask.any():
+                split.append(replace(chunk, groups=chunk.groups[mask]))
+            if not mask.all():
+                whole.append(replace(chunk, groups=chunk.groups[~mask]))
+        if split:
+            yield from run_split(frame, split, replace(task, plan="grouped"), num_actors)
+        if whole:
+            yield from run_task(frame, whole, task, num_actors)

@@ -1,0 +1,113 @@
+"""Groups split over workers give the models of whole groups."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kingpin_ray as kp
+from kingpin_ray import GBDT, MLP, GroupedEstimator, Linear, Logistic, Ridge, _gap
+from kingpin_ray._session import ray_session
+from tests.kingpin_ray.data import FEATURES, grouped_frame
+
+pytestmark = [
+    pytest.mark.cluster,
+    # Ray 2.55 collects neither its Popen objects nor the /dev/null files it gave them.
+    pytest.mark.filterwarnings("ignore:.*Popen.__del__:pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:.*/dev/null:pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[Any]:
+    with ray_session(2) as connected:
+        yield connected
+
+
+CASES = [
+    (Linear(), "value", None, 1e-7),
+    (Linear(fit_intercept=False), "value", None, 1e-6),
+    (Ridge(), "value", {"alpha": [0.1, 10.0]}, 1e-7),
+    (Logistic(), "label", {"C": [0.1, 10.0]}, 1e-6),
+    (Logistic(), "colour", None, 1e-6),
+    (MLP((8,), lr=0.01, batch_size=16, epochs=3), "colour", None, 2e-3),
+    (MLP((5,), epochs=2, loss="mse_loss"), "value", {"lr": [1e-3, 1e-2]}, 5e-3),
+]
+
+
+@pytest.mark.parametrize(("spec", "target", "grid", "tolerance"), CASES, ids=lambda v: str(v)[:25])
+def test_split_groups_equal_whole_ones(
+    ray: Any, spec: Any, target: str, grid: Any, tolerance: float
+) -> None:
+    frame = grouped_frame(n_groups=9, rows=(1, 90))
+    frame.loc[frame.key == "g004", "colour"] = "red"
+    frame.loc[frame[frame.key == "g005"].index[:2], "x1"] = np.nan
+    options: dict[str, Any] = {"param_grid": grid, "cv": 2, "random_state": 4, "min_rows": 3}
+    whole = GroupedEstimator(spec, "key", target, FEATURES, plan="local", **options).fit(frame)
+    split = GroupedEstimator(spec, "key", target, FEATURES, plan="data", **options).fit(frame)
+    drop = ["seconds", "plan", "score", "config", "params"]
+    assert split.results_.drop(drop).equals(whole.results_.drop(drop))
+    assert set(split.results_.column("plan").to_pylist()) == {"data"}
+    scores = [m.results_.column("score").to_numpy(zero_copy_only=False) for m in (whole, split)]
+    np.testing.assert_allclose(*scores, rtol=50 * tolerance, atol=50 * tolerance)
+    usable = frame[np.isfinite(frame[FEATURES]).all(axis=1)]
+    if target == "value":
+        np.testing.assert_allclose(
+            whole.predict(usable), split.predict(usable), rtol=tolerance, atol=tolerance * 100
+        )
+    else:
+        np.testing.assert_allclose(
+            whole.predict_proba(usable), split.predict_proba(usable), atol=tolerance
+        )
+
+
+def test_only_giant_groups_are_split(ray: Any) -> None:
+    frame = grouped_frame(n_groups=8, rows=(20, 40))
+    frame.loc[frame.key > "g002", "key"] = "giant"
+    model = GroupedEstimator(Ridge(), "key", "value", FEATURES, plan="grouped", random_state=0).fit(
+        frame
+    )
+    plans = {row["key"]: row["plan"] for row in model.results_.to_pylist()}
+    assert plans == {"g000": "task", "g001": "task", "g002": "task", "giant": "grouped"}
+    here = GroupedEstimator(Ridge(), "key", "value", FEATURES, plan="local").fit(frame)
+    np.testing.assert_allclose(model.predict(frame), here.predict(frame), rtol=1e-8)
+
+
+def test_trees_are_never_split(ray: Any) -> None:
+    frame = grouped_frame(n_groups=2)
+    with pytest.raises(kp.ParameterError, match="GBDT needs whole groups"):
+        GroupedEstimator(GBDT(), "key", "label", FEATURES, plan="data").fit(frame)
+    model = GroupedEstimator(GBDT(n_estimators=5), "key", "label", FEATURES, plan="grouped").fit(
+        frame
+    )
+    assert set(model.results_.column("plan").to_pylist()) == {"task"}
+
+
+class DiesOnce(Ridge):
+    """Takes one of the workers down in the middle of the first try."""
+
+    name = "dies_once"
+
+    def __init__(self, marker: str = "", alpha: float = 1.0, fit_intercept: bool = True) -> None:
+        super().__init__(alpha, fit_intercept=fit_intercept)
+        self.marker = marker
+
+    def fit_split(self, block: Any, configs: Any, add: Any) -> Any:
+        if block.first.any() and not Path(self.marker).exists():
+            Path(self.marker).touch()
+            os._exit(1)
+        return super().fit_split(block, configs, add)
+
+
+def test_a_lost_worker_is_replaced_and_the_step_done_again(ray: Any, tmp_path: Path) -> None:
+    assert _gap.TIMEOUT_S <= 120
+    frame = grouped_frame(n_groups=4)
+    model = GroupedEstimator(
+        DiesOnce(str(tmp_path / "died")), "key", "value", FEATURES, plan="data", random_state=0
+    ).fit(frame)
+    assert (tmp_path / "died").exists()
+    here = GroupedEstimator(Ridge(), "key", "value", FEATURES, plan="local").fit(frame)
+    np.testing.assert_allclose(model.predict(frame), here.predict(frame), rtol=1e-8)
