@@ -6,7 +6,9 @@ the kernels when they are first used.
 
 import importlib.util
 import os
+import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,34 +22,47 @@ class NativeKernels(BuildHookInterface):  # type: ignore[type-arg]
     """The build hook; ``HIPRESS_TORCH_BUILD=0`` leaves the kernels out."""
 
     PLUGIN_NAME = "custom"
+    _built: Path | None = None
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compiles what can be compiled, and marks the wheel with its platform if anything was."""
         if self.target_name != "wheel":
             return
         folder = Path(self.root) / NATIVE
-        for stale in folder.glob("kernels_*"):
-            stale.unlink()
         toolchain = _load(folder / "_toolchain.py")
         cc = toolchain.compiler()
         if cc is None or os.environ.get("HIPRESS_TORCH_BUILD") == "0":
             self.app.display_warning("hipress-torch: built without C kernels (no C compiler)")
             return
+        # An editable install finds them in the source tree; a wheel takes them from elsewhere, so
+        # that building one does not disturb the tree.
+        editable = version == "editable"
+        self._built = Path(tempfile.mkdtemp(prefix="hipress-"))
+        target_folder = folder if editable else self._built
         source = (folder / "builtin.c").read_text(encoding="utf-8")
-        made = []
+        made = 0
         for instructions in toolchain.sets_to_build():
-            target = folder / f"kernels_{instructions}{toolchain.suffix()}"
+            target = target_folder / f"kernels_{instructions}{toolchain.suffix()}"
             try:
                 toolchain.build(cc, source, toolchain.flags_of(instructions), target)
-                made.append(target.name)
             except (OSError, subprocess.SubprocessError) as error:
                 self.app.display_warning(f"hipress-torch: no {instructions} kernels: {error}")
-        if made:
-            build_data["artifacts"] += [f"{NATIVE}/{name}" for name in made]
+                continue
+            made += 1
+            if not editable:
+                place = f"hipress_torch/_native/{target.name}"
+                build_data["force_include"][str(target)] = place
+        if made and not editable:
             build_data["pure_python"] = False
             # A local build promises no more than this machine: no manylinux or musllinux tag.
             named = (t.platform for t in sys_tags() if not t.platform.startswith(("many", "musl")))
             build_data["tag"] = f"py3-none-{next(named)}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Removes what was compiled, once it is in the wheel."""
+        del version, build_data, artifact_path
+        if self._built is not None:
+            shutil.rmtree(self._built, ignore_errors=True)
 
 
 def _load(path: Path) -> Any:
