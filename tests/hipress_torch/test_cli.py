@@ -18,9 +18,17 @@ def test_check_runs_the_suite(capsys):
     assert "nbit(bits=2, random=True): " in capsys.readouterr().out
 
 
+def test_bench_times_what_it_is_told(capsys):
+    assert main(["bench", "onebit", "fp16", "--megabytes", "0.25", "--rounds", "3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[2:]] == ["onebit()", "fp16()"]
+    assert all(float(cell) > 0 for line in lines[2:] for cell in line.split()[2:])
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
+        (["bench", "--rounds", "0"], "--rounds at least 1"),
         (["check", "nope"], "no codec is named 'nope'"),
         (["check", "nbit", "bits=3"], "bits must be one of"),
         (["check", "nbit", "bits"], "option=value"),

@@ -11,10 +11,11 @@ import torch
 import torch.distributed as dist
 
 from hipress_torch import codecs
+from hipress_torch._bench import bench_rows
 from hipress_torch._calibrate import calibrate
 from hipress_torch._codec import Codec
 from hipress_torch._compll._algorithm import Algorithm
-from hipress_torch._errors import CodecError, HiPressError
+from hipress_torch._errors import CodecError, HiPressError, PlanError
 from hipress_torch._plan import Plan, Profile
 from hipress_torch._tables import table
 
@@ -37,6 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         "options", nargs="*", metavar="option=value", help="its options, such as bits=4"
     )
     checking.set_defaults(run=_check)
+    benching = commands.add_parser("bench", help="time the codecs against a copy in memory")
+    benching.add_argument("codecs", nargs="*", help="names; all if none")
+    benching.add_argument("--megabytes", type=float, default=16.0, help="size of the gradient")
+    benching.add_argument("--rounds", type=int, default=7)
+    benching.set_defaults(run=_bench)
     measuring = commands.add_parser("calibrate", help="measure the network and the kernels")
     measuring.add_argument("out", type=Path, help="where to write the profile (JSON)")
     measuring.add_argument("--codecs", default="onebit,fp16", help="codecs, separated by commas")
@@ -87,6 +93,17 @@ def _check(arguments: argparse.Namespace) -> int:
         f"{codec!r}: {report.checks} checks passed on {report.backend}; "
         f"{report.bits_per_element:.2f} bits an element, relative error {report.relative_error:.3f}"
     )
+    return 0
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    if arguments.megabytes <= 0 or arguments.rounds < 1:
+        raise PlanError("bench: --megabytes must be more than 0 and --rounds at least 1")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    made = [codecs.get(name)() for name in arguments.codecs or codecs.available()]
+    print(table(bench_rows(made, arguments.megabytes, arguments.rounds)))
+    torch.set_num_threads(threads)
     return 0
 
 
