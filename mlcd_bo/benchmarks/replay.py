@@ -2,6 +2,7 @@
 
     python3 -m ci bench mlcd_bo/replay
     python mlcd_bo/benchmarks/replay.py --files scout gavel cherrypick --seeds 5 --workers 2
+    python mlcd_bo/benchmarks/replay.py --files scout --strategies gittins --earlier 3
 
 For each job, strategy, scenario, job length and probe length a search is replayed from a table of
 measured runs. Every trial is charged in hours and in dollars. The total (exploration + final run)
@@ -118,8 +119,33 @@ def floor_of(truth: Truth, probe: int) -> float:
     return min(totals)
 
 
+def earlier_jobs(file: str, job: str, data: Path, count: int, seed: int) -> list[mlcd.EarlierJob]:
+    """Returns six measurements of each of `count` other jobs of the file."""
+    rng = np.random.default_rng(seed)
+    others = [trace for name, trace in load(file, data).items() if name != job]
+    found = []
+    for index in rng.permutation(len(others))[:count]:
+        cells = [c for c in others[index].cells.values() if c.status == "ok"]
+        chosen = [cells[i] for i in rng.permutation(len(cells))[:6]]
+        found.append(
+            mlcd.EarlierJob(
+                tuple(c.deployment for c in chosen),
+                tuple(c.speed for c in chosen),
+                tuple(0.03 * c.speed for c in chosen),
+            )
+        )
+    return found
+
+
 def replay(
-    trace: Trace, file: str, strategy: str, scenario: str, hours: float, probe: int, seed: int
+    trace: Trace,
+    file: str,
+    strategy: str,
+    scenario: str,
+    hours: float,
+    probe: int,
+    seed: int,
+    earlier: list[mlcd.EarlierJob] | None = None,
 ) -> Outcome:
     """Returns the outcome of one search."""
     truth = Truth.of(trace, scenario, hours)
@@ -133,6 +159,7 @@ def replay(
             strategy,
             seed,
             trial_cost=profiler.trial_seconds,
+            earlier=earlier or (),
         )
     except mlcd.InvalidInput:  # the limit is below the cheapest trial
         return Outcome(*key, np.inf, True, 0, 0.0)
@@ -165,10 +192,11 @@ def load(file: str, data: Path) -> dict[str, Trace]:
 
 def work(task: tuple) -> list[Outcome]:
     """Returns every outcome of one job."""
-    file, job, data, strategies, scenarios, lengths, probes, seeds = task
+    file, job, data, strategies, scenarios, lengths, probes, seeds, earlier = task
     trace = load(file, Path(data))[job]
+    known = [earlier_jobs(file, job, Path(data), earlier, seed) for seed in range(seeds)]
     return [
-        replay(trace, file, strategy, scenario, hours, probe, seed)
+        replay(trace, file, strategy, scenario, hours, probe, seed, known[seed])
         for strategy in strategies
         for scenario in scenarios
         for hours in lengths
@@ -271,6 +299,7 @@ def main() -> None:
     parser.add_argument("--probes", nargs="+", type=int, default=list(PROBES))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--earlier", type=int, default=0, help="other jobs to learn from")
     parser.add_argument("--out", type=Path, help="JSON file for every outcome")
     args = parser.parse_args()
     missing = [f for f in args.files if not (args.data / f"{f}.csv").is_file()]
@@ -279,7 +308,7 @@ def main() -> None:
 
     began = time.perf_counter()
     jobs = [(file, job) for file in args.files for job in load(file, args.data)]
-    grid = (args.strategies, args.scenarios, args.hours, args.probes, args.seeds)
+    grid = (args.strategies, args.scenarios, args.hours, args.probes, args.seeds, args.earlier)
     tasks = [(file, job, str(args.data), *grid) for file, job in jobs]
     outcomes: list[Outcome] = []
     with ProcessPoolExecutor(args.workers) as pool:
