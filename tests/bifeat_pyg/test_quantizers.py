@@ -199,6 +199,21 @@ def test_vq_finds_clusters(native, metric, monkeypatch):
     assert errors.relative < 0.01
 
 
+@pytest.mark.parametrize("native", [True, False])
+def test_vq_is_as_good_as_another_k_means(native, monkeypatch):
+    from sklearn.cluster import KMeans
+
+    if not native:
+        monkeypatch.setattr(cpu, "available", lambda: False)
+    x = torch.randn(8000, 3, generator=torch.Generator().manual_seed(0))
+    other = [
+        KMeans(32, init="random", n_init=1, random_state=seed).fit(x.numpy()).inertia_
+        for seed in range(3)
+    ]
+    ours = [float(packed(x, VQ(3, 32, seed=seed))[2].squared.sum()) for seed in range(3)]
+    assert sum(ours) < 1.03 * sum(other)
+
+
 def test_vq_is_deterministic():
     x = features(3000, 16)
     first, second = (packed(x, VQ(8, 64))[0] for _ in range(2))

@@ -44,7 +44,7 @@ def kmeans(x_NW: Tensor, length: int, metric: str, seed: int, *, faiss: bool = T
             worst = cost_N.topk(min(empty.numel(), cost_N.numel())).indices
             book_LW[empty[: worst.numel()]] = x_NW[worst]
         cost = float(cost_N.double().mean())
-        if before - cost <= _ENOUGH * abs(before) and not empty.numel():
+        if before - cost <= _ENOUGH * cost and not empty.numel():
             break
         before = cost
     return book_LW
