@@ -20,6 +20,8 @@ from kingpin_ray._errors import UnknownModelError as UnknownModelError
 from kingpin_ray._errors import UnknownScoringError as UnknownScoringError
 from kingpin_ray._errors import UnsupportedColumnError as UnsupportedColumnError
 from kingpin_ray._estimator import GroupedEstimator as GroupedEstimator
+from kingpin_ray._plan import Costs as Costs
+from kingpin_ray._plan import calibrate as calibrate
 from kingpin_ray.models._gbdt import GBDT as GBDT
 from kingpin_ray.models._linear import Linear as Linear
 from kingpin_ray.models._linear import Ridge as Ridge
