@@ -22,7 +22,9 @@ def _refuse_old_python() -> None:
 
 if __name__ == "__main__":
     _refuse_old_python()
+    os.chdir(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    sys.path.insert(0, os.getcwd())  # also for `python3 path/to/ci` from elsewhere
+
     from ci.command_line import main
 
-    os.chdir(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     sys.exit(main(sys.argv[1:]))

@@ -21,7 +21,10 @@ def _benchmarks() -> dict[str, Path]:
 def run_bench(name: str | None, arguments: Sequence[str]) -> int:
     """Runs the named benchmark with the given arguments, or lists all of them."""
     found = _benchmarks()
-    if name is None:
+    if name is None or name.startswith("-"):
+        if name not in (None, "-h", "--help"):
+            print(f"ci: the benchmark's name comes before its options ({name})", file=sys.stderr)
+            return 2
         for known, script in found.items():
             doc = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or ""
             print(f"{known:32} {doc.partition(chr(10))[0]}")

@@ -28,16 +28,21 @@ def run_lint() -> int:
     """Runs every check, shows what the failing ones say, returns 0 if all are clean."""
     failed = []
     with processes.scratch() as env:
-        env["PATH"] = f"{_BIN}:{env.get('PATH', '')}"
         env["NO_COLOR"] = "1"
         for name, command, folder in _checks():
             lines: list[str] = []
             began = time.perf_counter()
-            finished = processes.run(command, env=env, cwd=ROOT / folder, on_line=lines.append)
+            command = [str(_BIN / command[0]), *command[1:]]
+            try:
+                status = processes.run(
+                    command, env=env, cwd=ROOT / folder, on_line=lines.append
+                ).status
+            except OSError as error:
+                status, lines = 127, [str(error)]
             seconds = time.perf_counter() - began
-            verdict = "ok" if finished.status == 0 else f"failed ({finished.status})"
+            verdict = "ok" if status == 0 else f"failed ({status})"
             print(f"{name:26} {seconds:5.1f} s  {verdict}", flush=True)
-            if finished.status != 0:
+            if status != 0:
                 failed.append(name)
                 print("\n".join(f"    {line}" for line in lines), flush=True)
     if failed:

@@ -24,6 +24,9 @@ from ci.layout import BUILD, ROOT
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_MAX_BASE = 24  # characters of the temporary folder's parent, to keep Ray's sockets short enough
+_PREFIX = "ci-"
+_OWNER = ".ci-owner"
 _GRACE_S = 8.0  # Ray's and Flower's helpers need some seconds to notice that their parent is gone
 
 
@@ -35,10 +38,12 @@ class Finished:
         status: its exit status, negative for a signal.
         leftovers: command lines of processes that were still running after the grace period and
             had to be killed.
+        timed_out: whether it was ended because its time was up.
     """
 
     status: int
     leftovers: tuple[str, ...]
+    timed_out: bool = False
 
 
 @contextmanager
@@ -48,14 +53,19 @@ def scratch() -> Iterator[dict[str, str]]:
     The temporary folder has a short name because Ray puts Unix sockets there, whose paths may
     not exceed 107 bytes; it is removed at the end. Caches stay in ``build/cache``.
     """
-    folder = tempfile.mkdtemp(prefix="ci-")
+    base = tempfile.gettempdir()
+    if len(base) > _MAX_BASE and os.access("/tmp", os.W_OK):
+        base = "/tmp"
+    _sweep(Path(base))
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
+    (folder / _OWNER).write_text(str(os.getpid()), encoding="ascii")
     cache = BUILD / "cache"
     cache.mkdir(parents=True, exist_ok=True)
     environment = {
         **os.environ,
-        "TMPDIR": folder,
-        "RAY_TMPDIR": folder,
-        "FLWR_HOME": str(Path(folder) / "flwr"),
+        "TMPDIR": str(folder),
+        "RAY_TMPDIR": str(folder),
+        "FLWR_HOME": str(folder / "flwr"),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -69,6 +79,30 @@ def scratch() -> Iterator[dict[str, str]]:
         yield environment
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sweep(base: Path) -> None:
+    """Removes what a killed command of this kind left: its folder and who still works there."""
+    for owner in base.glob(f"{_PREFIX}*/{_OWNER}"):
+        with contextlib.suppress(OSError, ValueError):
+            if owner.stat().st_uid != os.getuid() or _alive(int(owner.read_text("ascii"))):
+                continue
+            mark = f"TMPDIR={owner.parent}".encode()
+            for entry in os.listdir("/proc") if sys.platform == "linux" else ():
+                with contextlib.suppress(OSError):
+                    if entry.isdigit() and mark in Path("/proc", entry, "environ").read_bytes():
+                        os.kill(int(entry), signal.SIGKILL)
+            shutil.rmtree(owner.parent, ignore_errors=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def run(
@@ -105,43 +139,56 @@ def run(
         text=True,
         errors="replace",
         start_new_session=True,
-        preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+        preexec_fn=die_with_parent if sys.platform == "linux" else None,
     )
     # A thread reads, because a daemon that inherited the pipe would keep it open for ever.
-    reader = threading.Thread(target=_pump, args=(process, on_line), daemon=True)
+    problems: list[Exception] = []
+    reader = threading.Thread(target=_pump, args=(process, on_line, problems), daemon=True)
     reader.start()
-    grace_s = _GRACE_S
+    leftovers: tuple[str, ...] = ()
+    timed_out = False
+    grace_s = 0.0
     try:
         try:
             process.wait(timeout_s)
+            grace_s = _GRACE_S
         except subprocess.TimeoutExpired:
-            grace_s = 0.0
-            _signal_group(process.pid, signal.SIGKILL)
-            process.wait()
-    except KeyboardInterrupt:
-        _signal_group(process.pid, signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
-            process.wait(_GRACE_S)
-        _end(process.pid, others, grace_s=2.0)
-        process.wait()
-        raise
-    leftovers = _end(process.pid, others, grace_s)
-    reader.join(5)
-    return Finished(process.returncode, leftovers)
+            timed_out = True
+        except KeyboardInterrupt:
+            # A second interrupt does not wait for the command to tidy up.
+            _signal_group(process.pid, signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+                process.wait(_GRACE_S)
+            raise
+    finally:
+        leftovers = _end(process, others, grace_s)
+        reader.join(5)
+    if problems:
+        raise problems[0]
+    return Finished(process.returncode, () if timed_out else leftovers, timed_out)
 
 
-def _pump(process: subprocess.Popen[str], on_line: Callable[[str], None] | None) -> None:
+def _pump(
+    process: subprocess.Popen[str],
+    on_line: Callable[[str], None] | None,
+    problems: list[Exception],
+) -> None:
+    """Hands lines on; after a problem it reads on, so that the command is not held up."""
     if on_line and process.stdout:
         with process.stdout:
             for line in process.stdout:
-                on_line(line.rstrip("\n"))
+                if not problems:
+                    try:
+                        on_line(line.rstrip("\n"))
+                    except Exception as problem:  # raised again by run()
+                        problems.append(problem)
 
 
-def _end(group: int, others: frozenset[int], grace_s: float) -> tuple[str, ...]:
-    """Waits for what a finished command left running, then kills it and returns what it was.
+def _end(process: subprocess.Popen[str], others: frozenset[int], grace_s: float) -> tuple[str, ...]:
+    """Waits for what a command left running, then kills it, and returns what it was.
 
     Args:
-        group: the command's process group.
+        process: the command.
         others: this process's descendants from before the command, which are left alone.
         grace_s: how long to wait.
     """
@@ -150,19 +197,38 @@ def _end(group: int, others: frozenset[int], grace_s: float) -> tuple[str, ...]:
         return [pid for pid in _descendants() if pid not in others]
 
     deadline = time.monotonic() + grace_s
-    while remaining() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    leftovers = tuple(filter(None, map(_command_line, remaining())))
-    _signal_group(group, signal.SIGKILL)
-    for _ in range(100):
-        alive = remaining()
-        if not alive:
-            break
-        for pid in alive:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.02)
-    return leftovers
+    try:
+        while remaining() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return tuple(filter(None, map(_command_line, remaining())))
+    finally:
+        with _undisturbed():
+            _signal_group(process.pid, signal.SIGKILL)
+            process.wait()
+            for _ in range(200):
+                alive = remaining()
+                if not alive:
+                    break
+                for pid in alive:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                time.sleep(0.02)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Ignores interrupts for the moment that the last kill takes."""
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP"):
+        numbers.append(signal.SIGHUP)
+    if threading.current_thread() is not threading.main_thread():
+        numbers = []
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _descendants() -> list[int]:
@@ -210,6 +276,6 @@ def _adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _die_with_parent() -> None:
-    # If this process is killed outright, the command gets the signal that lets it clean up.
+def die_with_parent() -> None:
+    """Asks Linux, in a new child, to end it when its parent is gone, however that ended."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

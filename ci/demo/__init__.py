@@ -35,21 +35,29 @@ def run_demo(plugins: Sequence[str], out: Path = OUT, jobs: str = "ci.demo.jobs"
         print(f"[{number}/{len(plugins)}] {plugin}", file=sys.stderr, flush=True)
         folder = out / plugin
         folder.mkdir(parents=True, exist_ok=True)
-        failure = _run_job(f"{jobs}.{plugin}", folder)
-        if failure:
-            failures[plugin] = failure
-            print(f"  FAILED: {failure}", file=sys.stderr, flush=True)
-        else:
-            rows[plugin] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-    print_table(rows, failures)
+        try:
+            rows[plugin] = _run_job(f"{jobs}.{plugin}", folder)
+        except JobError as error:
+            failures[plugin] = str(error)
+            print(f"  FAILED: {error}", file=sys.stderr, flush=True)
+    # The files first: they are there even if nobody reads this process's output any more.
     write_markdown(out / "table.md", rows)
     page = write_page(out, rows, failures)
+    print_table(rows, failures)
     print(f"page: {page}")
     return 1 if failures else 0
 
 
-def _run_job(module: str, folder: Path) -> str | None:
-    """Runs one job in a process of its own; returns why it failed, or None."""
+class JobError(Exception):
+    """A job did not give what it should; the message says why."""
+
+
+def _run_job(module: str, folder: Path) -> dict[str, Any]:
+    """Runs one job in a process of its own and returns its row.
+
+    Raises:
+        JobError: it failed, took too long, left no whole result, or left processes behind.
+    """
     for stale in ("result.json", "plot.svg"):
         (folder / stale).unlink(missing_ok=True)
     log_path = folder / "log.txt"
@@ -62,21 +70,33 @@ def _run_job(module: str, folder: Path) -> str | None:
         def show(line: str) -> None:
             log.write(line + "\n")
             if line.startswith(PROGRESS):
-                note = line.removeprefix(PROGRESS)
-                print(f"  {time.monotonic() - began:5.1f} s  {note}", file=sys.stderr, flush=True)
+                note = f"  {time.monotonic() - began:5.1f} s  {line.removeprefix(PROGRESS)}"
+                print(note, file=sys.stderr, flush=True)
 
-        finished = processes.run(
-            [sys.executable, "-m", module, str(folder)],
-            env=env,
-            on_line=show,
-            timeout_s=TIMEOUT_S,
-        )
+        try:
+            finished = processes.run(
+                [sys.executable, "-m", module, str(folder)],
+                env=env,
+                on_line=show,
+                timeout_s=TIMEOUT_S,
+            )
+        except OSError as error:
+            raise JobError(f"{type(error).__name__}: {error}") from error
+    where = f"all of it: {os.path.relpath(log_path)}"
+    if finished.timed_out:
+        raise JobError(f"stopped after {TIMEOUT_S:.0f} s; {_last_line(log_path)} ({where})")
     if finished.status != 0:
-        last = [line for line in log_path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        why = last[-1] if last else "no output"
-        return f"exit status {finished.status}: {why} (all of it: {os.path.relpath(log_path)})"
-    if not (folder / "result.json").exists():
-        return f"it ended well but left no result.json (see {os.path.relpath(log_path)})"
+        raise JobError(f"exit status {finished.status}: {_last_line(log_path)} ({where})")
     if finished.leftovers:
-        return f"it left processes behind: {'; '.join(finished.leftovers)}"
-    return None
+        raise JobError(f"it left processes behind: {'; '.join(finished.leftovers)}")
+    try:
+        row: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        (folder / "plot.svg").stat()
+    except (OSError, ValueError) as error:
+        raise JobError(f"it ended well but left no whole result: {error} ({where})") from error
+    return row
+
+
+def _last_line(log: Path) -> str:
+    lines = [x for x in log.read_text(encoding="utf-8").splitlines() if x.strip()]
+    return "".join(filter(str.isprintable, lines[-1]))[:300] if lines else "no output"

@@ -7,6 +7,7 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 
 def write_markdown(path: Path, rows: Mapping[str, Mapping[str, Any]]) -> None:
@@ -31,7 +32,9 @@ def print_table(rows: Mapping[str, Mapping[str, Any]], failures: Mapping[str, st
     table.add_column("job", justify="right", no_wrap=True)
     for plugin, row in rows.items():
         seconds = f"{row['seconds']:.0f} s"
-        table.add_row(plugin, row["data"], row["without"], row["with_plugin"], seconds)
+        # Text, because a job's words may hold brackets, which rich would read as markup.
+        words = [Text(row[key]) for key in ("data", "without", "with_plugin")]
+        table.add_row(plugin, *words, seconds)
     for plugin, why in failures.items():
-        table.add_row(plugin, "", "", f"FAILED: {why}", "")
+        table.add_row(plugin, "", "", Text(f"FAILED: {why}"), "")
     console.print(table)

@@ -1,9 +1,11 @@
 """Set-up: every foreseeable trouble is one clear line, and a half-made environment is not used."""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +13,8 @@ import pytest
 
 from ci import environment
 from ci.layout import PLUGINS, ROOT
+
+FRESH = ["making .venv", "installing", "checking"]
 
 
 @pytest.fixture
@@ -117,7 +121,7 @@ def test_failures_are_explained(clone: Path, output: str, cause: str):
     (clone / "build").mkdir()
     code = f"print({output!r}); raise SystemExit(1)"
     with pytest.raises(environment.SetupError) as caught:
-        environment._step("installing", [sys.executable, "-c", code])
+        environment._step("installing", [sys.executable, "-c", code], lock=0)
     assert cause in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -128,38 +132,140 @@ def test_interrupted_setup_starts_afresh(clone: Path, monkeypatch):
     (clone / ".venv" / "ready").write_text(environment.BUILDING)
     (clone / ".venv" / "half-written").write_text("")
     steps: list[str] = []
-    monkeypatch.setattr(environment, "_step", lambda label, command: steps.append(label))
+    monkeypatch.setattr(environment, "_step", lambda label, command, lock: steps.append(label))
     environment.ensure()
-    assert steps == ["making .venv", "installing"]
+    assert steps == FRESH
     assert not (clone / ".venv" / "half-written").exists()
+    _pretend_interpreter(clone)
     environment.ensure()
-    assert len(steps) == 2, "an environment that stands is not touched again"
+    assert steps == FRESH, "an environment that stands is not touched again"
 
 
-def test_changed_requirements_update_in_place(clone: Path, monkeypatch):
+@pytest.fixture
+def standing(clone: Path, monkeypatch) -> list[str]:
+    """A finished environment of the clone; returns the steps of later set-ups."""
     steps: list[str] = []
-    monkeypatch.setattr(environment, "_step", lambda label, command: steps.append(label))
+    monkeypatch.setattr(environment, "_step", lambda label, command, lock: steps.append(label))
     environment.ensure()
-    monkeypatch.setattr(environment, "_is_complete", lambda: True)
+    _pretend_interpreter(clone)
     (clone / ".venv" / "kept").write_text("")
+    steps.clear()
+    return steps
+
+
+def _pretend_interpreter(clone: Path) -> None:
+    interpreter = clone / ".venv" / "bin" / "python"
+    interpreter.parent.mkdir(exist_ok=True)
+    interpreter.symlink_to(sys.executable)
+
+
+def _change_requirements(clone: Path) -> None:
     with (clone / "ci" / "requirements.txt").open("a") as file:
         file.write("\n# one more\n")
-    steps.clear()
+
+
+def test_changed_requirements_update_in_place(clone: Path, standing: list[str]):
+    _change_requirements(clone)
     environment.ensure()
-    assert steps == ["installing"]
+    assert standing == FRESH[1:]
     assert (clone / ".venv" / "kept").exists()
 
 
-def test_failed_install_is_not_taken_for_a_good_one(clone: Path, monkeypatch):
-    def fail(label: str, command: object) -> None:
-        if label == "installing":
-            raise environment.SetupError("installing failed")
+def test_moved_clone_gets_a_new_environment(clone: Path, standing: list[str], monkeypatch):
+    monkeypatch.setattr(environment, "_place", lambda: b"/elsewhere".hex())
+    environment.ensure()
+    assert standing == FRESH
+    assert not (clone / ".venv" / "kept").exists()
+
+
+@pytest.mark.parametrize("spoiled", [b"", b"\xff\xfe\x00", b"0" * 64, b"true\n"])
+def test_spoiled_marker_is_not_trusted(clone: Path, standing: list[str], spoiled: bytes):
+    environment.READY.write_bytes(spoiled)
+    environment.ensure()
+    assert standing == FRESH
+
+
+def test_lost_interpreter_is_replaced(clone: Path, standing: list[str]):
+    (clone / ".venv" / "bin" / "python").unlink()
+    environment.ensure()
+    assert standing == FRESH
+
+
+def test_failed_update_keeps_what_stood(clone: Path, standing: list[str], monkeypatch):
+    """pip that stops by itself, for lack of a network, has not written anything by halves."""
+
+    def fail(label: str, command: object, lock: int) -> None:
+        raise environment.SetupError("no network")
+
+    before = environment.READY.read_text()
+    _change_requirements(clone)
+    with monkeypatch.context() as patch:
+        patch.setattr(environment, "_step", fail)
+        with pytest.raises(environment.SetupError):
+            environment.ensure()
+    assert environment.READY.read_text() == before
+    environment.ensure()
+    assert standing == FRESH[1:]
+
+
+@pytest.mark.parametrize("failing", ["installing", "checking"])
+def test_failed_install_is_not_taken_for_a_good_one(clone: Path, monkeypatch, failing: str):
+    def fail(label: str, command: object, lock: int) -> None:
+        if label == failing:
+            raise environment.SetupError(f"{failing} failed")
 
     monkeypatch.setattr(environment, "_step", fail)
     for _ in range(2):
         with pytest.raises(environment.SetupError):
             environment.ensure()
         assert environment.READY.read_text() == environment.BUILDING
+
+
+def test_killed_step_leaves_the_marker(clone: Path, monkeypatch):
+    """An update that is killed from outside may have left a package half-written."""
+    (clone / "build").mkdir()
+    code = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    with pytest.raises(KeyboardInterrupt):
+        environment._step("installing", [sys.executable, "-c", code], lock=0)
+
+
+def test_callers_settings_do_not_lead_pip_elsewhere(clone: Path, monkeypatch, tmp_path: Path):
+    (clone / "build").mkdir()
+    monkeypatch.setenv("PIP_TARGET", str(tmp_path))
+    monkeypatch.setenv("PIP_DRY_RUN", "1")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PIP_INDEX_URL", "https://index.example/simple")
+    code = "import json, os; print(json.dumps(dict(os.environ)))"
+    environment._step("installing", [sys.executable, "-c", code], lock=0)
+    seen = json.loads((clone / "build" / "setup.log").read_text())
+    assert not environment._MISLEADING.intersection(seen)
+    assert seen["PIP_INDEX_URL"] == "https://index.example/simple"
+    assert seen["TMPDIR"] == str(clone / "build" / "tmp")
+    assert not (clone / "build" / "tmp").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the parent's death is signalled on Linux")
+def test_killed_setup_takes_pip_along_and_keeps_others_out_until_then(clone: Path):
+    pid_file = clone / "pid"
+    command = f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); "
+    command += "time.sleep(600)"
+    script = (
+        "import sys\nfrom pathlib import Path\nfrom ci import environment as e\n"
+        f"root = Path({str(clone)!r})\n"
+        "e.ROOT, e.BUILD, e.LOG = root, root / 'build', root / 'build' / 'setup.log'\n"
+        f"with e._lock() as lock:\n    e._step('installing', [sys.executable, '-c', {command!r}],"
+        " lock)\n"
+    )
+    outer = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stderr=subprocess.DEVNULL)
+    while not (pid_file.exists() and pid_file.read_text()):
+        time.sleep(0.02)
+    outer.kill()
+    outer.wait()
+    with environment._lock():  # returns once the child, which holds a copy, is gone too
+        assert (
+            not Path("/proc", pid_file.read_text()).exists()
+            or "Z" in Path("/proc", pid_file.read_text(), "stat").read_text()
+        )
 
 
 def test_unwritable_folder_is_one_line(clone: Path, monkeypatch):

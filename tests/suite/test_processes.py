@@ -62,11 +62,13 @@ def test_own_children_from_before_are_left_alone(monkeypatch):
 def test_timeout_ends_the_command():
     began = time.monotonic()
     finished = processes.run([sys.executable, "-c", "import time; time.sleep(600)"], timeout_s=0.5)
-    assert finished.status == -signal.SIGKILL
+    assert finished == processes.Finished(-signal.SIGKILL, (), timed_out=True)
     assert time.monotonic() - began < 60
 
 
-def test_interrupt_ends_command_and_daemon(tmp_path: Path):
+# How many interrupts, so close together that they meet the one before being dealt with.
+@pytest.mark.parametrize("interrupts", [1, 4])
+def test_interrupt_ends_command_and_daemon(tmp_path: Path, interrupts: int):
     script = tmp_path / "outer.py"
     script.write_text(
         "import sys\nfrom ci import processes\n"
@@ -83,7 +85,9 @@ def test_interrupt_ends_command_and_daemon(tmp_path: Path):
     ) as outer:
         assert outer.stdout is not None
         daemon = int(outer.stdout.readline())
-        outer.send_signal(signal.SIGINT)
+        for _ in range(interrupts):
+            outer.send_signal(signal.SIGINT)
+            time.sleep(0.2)
         outer.communicate(timeout=60)
     assert outer.returncode != 0
     assert not _alive(daemon)
@@ -96,3 +100,32 @@ def test_scratch_is_short_private_and_removed():
         assert folder.stat().st_mode & 0o077 == 0
         (folder / "left").write_text("over")
     assert not folder.exists()
+
+
+def test_what_a_killed_command_left_is_swept_by_the_next(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(processes.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(processes, "_MAX_BASE", 1000)
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    stale, foreign = tmp_path / "ci-stale", tmp_path / "ci-foreign"
+    stale.mkdir()
+    foreign.mkdir()
+    (stale / processes._OWNER).write_text(str(dead.pid))
+    with subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(600)"],
+        env={**os.environ, "TMPDIR": str(stale)},
+    ) as worker:
+        with processes.scratch() as env:
+            assert Path(env["TMPDIR"]).parent == tmp_path
+            assert not stale.exists()
+            assert foreign.exists(), "a folder without our mark is somebody else's"
+        assert worker.wait(30) == -signal.SIGKILL
+
+
+def test_problem_of_the_listener_is_raised_and_does_not_block():
+    def refuse(line: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    code = "for i in range(100_000): print(i)"
+    with pytest.raises(OSError, match="No space left"):
+        processes.run([sys.executable, "-c", code], on_line=refuse)

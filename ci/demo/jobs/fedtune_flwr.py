@@ -82,7 +82,7 @@ def train(message: "Message", context: "Context") -> "Message":
     # Node ids are drawn anew every run; the partition and the round are not.
     config = message.content.config_records["config"]
     partition = int(context.node_config["partition-id"])
-    order = torch.Generator().manual_seed(1000 * int(config["server-round"]) + partition)
+    order = torch.Generator().manual_seed(1000 * int(str(config["server-round"])) + partition)
     for _ in range(hp.local_epochs):
         for rows in torch.randperm(len(y), generator=order).split(16):
             loss = torch.nn.functional.cross_entropy(model(x[rows]), y[rows])
