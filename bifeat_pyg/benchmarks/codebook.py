@@ -39,12 +39,14 @@ def main() -> None:
             book = kmeans(x, options.length, "l2", seed, faiss=faiss_too)
             seconds.append(time.process_time() - began)
             cost = assign(x, book, "l2")[1].mean() / x.square().sum(1).mean()
+            cost = assign(x, book, "l2")[1].mean() / x.square().sum(1).mean()
             errors.append(float(cost) ** 0.5)
         cpu.available = with_c
-        rows.append(
-            (name, f"{sorted(seconds)[len(seconds) // 2]:.2f}", f"{min(seconds):.2f}-{max(seconds):.2f}",
-             f"{sum(errors) / len(errors):.4f}")
-        )  # fmt: skip
+        middle, spread = (
+            sorted(seconds)[len(seconds) // 2],
+            f"{min(seconds):.2f}-{max(seconds):.2f}",
+        )
+        rows.append((name, f"{middle:.2f}", spread, f"{sum(errors) / len(errors):.4f}"))
     show(
         f"k-means of {options.rows} x {options.width}, {options.length} entries",
         ("by", "CPU seconds", "spread", "error"),
