@@ -99,15 +99,13 @@ def translate(error: BaseException, stage: str) -> PeerError:
     if "imed out" in text or "imeout" in text:
         return PeerTimeoutError(
             f"{stage}: another rank did not answer within the timeout ({text}). It may be "
-            f"frozen, far "
-            f"behind or have another number of backward passes; raise timeout_s if it is only "
-            f"slow, else "
+            f"frozen, far behind or have another number of backward passes; raise timeout_s "
+            f"if it is only slow, else "
             f"restart the job from its last checkpoint"
         )
     return PeerError(
         f"{stage}: the exchange with another rank failed ({text}). A process of the job has "
-        f"most likely "
-        f"ended; look at its output and restart the job from its last checkpoint"
+        f"most likely ended; look at its output and restart the job from its last checkpoint"
     )
 
 

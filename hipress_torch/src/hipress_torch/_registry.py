@@ -82,6 +82,11 @@ class Registry:
         """Bytes of all buffers."""
         return sum(b.numel() * 4 for b in self._buffers.values())
 
+    @property
+    def outgrown(self) -> bool:
+        """Whether parameters were met that the buffers have no place for yet."""
+        return any(b.numel() < self._size for b in self._buffers.values())
+
     def buffer(self, kind: str, device: torch.device) -> torch.Tensor:
         """Returns a float32 buffer with a place for every parameter, zeros for new ones.
 

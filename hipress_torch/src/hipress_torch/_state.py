@@ -90,8 +90,7 @@ class HiPressState:
         if not isinstance(plan, Plan) and plan not in PLANS:
             raise PlanError(
                 f"plan must be a Plan or one of {', '.join(PLANS)}, got {plan!r}; calibrate() "
-                f"makes the "
-                f"profile that a Plan needs"
+                f"makes the profile that a Plan needs"
             )
         for name, value in (("min_elements", min_elements), ("part_elements", part_elements)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
@@ -139,8 +138,7 @@ class HiPressState:
         if self._device.type == "cpu" and "gloo" not in backend:
             raise UnsupportedError(
                 f"process group: backend {backend!r} cannot send gradients that are on the CPU; "
-                f"use "
-                f"'gloo', or move the module to a GPU"
+                f"use 'gloo', or move the module to a GPU"
             )
         if self._device.type == "cuda" and self.strategy == "ring":
             raise UnsupportedError("strategy='ring' is for CPU tensors; use strategy='ps'")
@@ -199,9 +197,8 @@ class HiPressState:
             self._iteration += 1
             self._recorder.count("iterations")
             # Raises our own error type from backward(), which DDP's wait for the future would not.
-            with contextlib.suppress(
-                RuntimeError
-            ):  # outside of a backward pass there is no such queue
+            # Outside of a backward pass (DDP's join) there is no such queue.
+            with contextlib.suppress(RuntimeError):
                 torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)
         ranks = engine.first.size()
         self._recorder.count("bytes_plain", 8 * (ranks - 1) * values_of(buffer).numel() // ranks)
@@ -223,6 +220,9 @@ class HiPressState:
         choice = self._choose(buffer.numel())
         self._buckets[bucket.index()] = buffer.numel()
         placed = self._placed(bucket, buffer)
+        if self._registry.outgrown:
+            # The buffers are about to be replaced by larger ones: nothing may be writing to them.
+            engine.wait()
         own = self.codec.at(self._iteration)
         same = buffer.dtype == torch.float32 or (choice.codec == "none" and not own.momentum)
         grad = buffer if same else buffer.float()
@@ -321,9 +321,8 @@ class HiPressState:
     def _settings(self) -> str:
         return (
             f"codec={self.codec.fingerprint()} strategy={self.strategy} plan={self.plan!r} "
-            f"seed={self.seed} "
-            f"error_feedback={self.error_feedback} min_elements={self._min_elements} "
-            f"part_elements={self._part_elements}"
+            f"seed={self.seed} error_feedback={self.error_feedback} "
+            f"min_elements={self._min_elements} part_elements={self._part_elements}"
         )
 
     def metrics(self) -> dict[str, Any]:
@@ -418,8 +417,7 @@ class HiPressState:
         if state["seed"] != self.seed:
             raise StateError(
                 f"state dict: seed {state['seed']}, but this state has seed {self.seed}; make "
-                f"it with "
-                f"seed={state['seed']} so that random rounding goes on as it would have"
+                f"it with seed={state['seed']} so that random rounding goes on as it would have"
             )
         self._registry.load("residual", state["residuals"])
         self._registry.load("velocity", state.get("velocities", {}))
@@ -476,8 +474,7 @@ def make_codec(codec: str | Algorithm | Codec, options: dict[str, Any]) -> Codec
         if options:
             raise CodecError(
                 f"codec options {sorted(options)} were given with a codec that already has its "
-                f"own; pass "
-                f"the codec's name or set them when you make it"
+                f"own; pass the codec's name or set them when you make it"
             )
         return codec
     found: Any = codecs.get(codec) if isinstance(codec, str) else codec

@@ -40,8 +40,7 @@ def plain_functions(program: Program) -> types.ModuleType:
     except ImportError as error:
         raise UnsupportedError(
             "gradients on a GPU need Triton, which is not installed here; install the triton "
-            "package "
-            "that belongs to this torch, or train on CPU tensors"
+            "package that belongs to this torch, or train on CPU tensors"
         ) from error
     source = emit(program)
     name = f"<hipress_torch {program.name} {program.digest}>"

@@ -41,7 +41,6 @@ def read_header(message: torch.Tensor, sender: int, iteration: int, part: int, c
             f"message from group rank {sender}: got (magic, version, iteration, part, codec) = "
             f"{(magic, version, its, number, theirs)}, expected {expected}. The ranks have run a "
             f"different number of backward passes, have different models or different codecs; "
-            f"start all "
-            f"ranks from the same checkpoint with the same options"
+            f"start all ranks from the same checkpoint with the same options"
         )
     return int(flags)

@@ -41,8 +41,7 @@ class Algorithm:
             if not isinstance(p.default, float | int | str | bool):
                 raise CodecError(
                     f"codec {self.name!r}: option {p.name!r} needs a default that is a number, "
-                    f"a text "
-                    f"or a truth value"
+                    f"a text or a truth value"
                 )
             self.options[p.name] = p.default
 

@@ -50,8 +50,7 @@ def get(name: str) -> Algorithm | type[Codec]:
         if not matches:
             raise UnknownCodecError(
                 f"codec: no codec is named {name!r}; installed: {', '.join(available())}. Pass "
-                f"one of "
-                f"these, a codec object, or install the distribution that brings it"
+                f"one of these, a codec object, or install the distribution that brings it"
             )
         try:
             found = matches[0].load()
