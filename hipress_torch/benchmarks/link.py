@@ -95,7 +95,10 @@ def worker(rank: int, ranks: int, folder: str, kind: str, steps: int, names: lis
             if step > 1:
                 seconds[name].append(time.perf_counter() - began)
     if rank == 0:
-        sent = {
+        size = 8 * (ranks - 1) / ranks * sum(p.numel() for p in model(kind)[0].parameters())
+        # By the ring all-reduce that gloo does; ours are counted.
+        sent = {"none": size, "fp16": size / 2}
+        sent |= {
             n: s.metrics()["bytes_sent"] / (steps + 2)
             for n, (_, _, s) in trainers.items()
             if isinstance(s, hipress_torch.HiPressState)
