@@ -132,7 +132,9 @@ def main() -> int:
                 rows.append(
                     (name, model, arm, f"{smaller:.0f}x", f"{lost:.3f}", f"{middle:.2f}", delta)
                 )
-            print(name, model, "done", file=sys.stderr, flush=True)
+            # A long run: what is known is shown as it comes.
+            for row in rows[-len(arms) :]:
+                print("  ".join(row), file=sys.stderr, flush=True)
     head = ("graph", "model", "features", "smaller", "error", "accuracy %", "change, points")
     show(f"test accuracy, {options.seeds} seeds", head, rows, options.json)
     return 0
