@@ -117,3 +117,18 @@ def test_metrics_in_which_clients_are_alike_are_left_out():
     cube = PolicyCube(SPACE, alike, weight=True)
     assert cube.pairs == []
     assert cube.dimensions == len(SPACE) + 1
+
+
+@given(st.lists(st.floats(0, 1), min_size=11, max_size=11), st.integers(0, 1000))
+def test_slopes_never_raise_a_client_above_the_point(point, seed):
+    rng = np.random.default_rng(seed)
+    metrics = np.array([4.0, 0.5, 1.0, 0.2, 0.0]) + rng.normal(size=(7, 5))
+    scaler = Scaler.fit(metrics)
+    cube = PolicyCube(SPACE, scaler, weight=True, metrics_KM=metrics)
+    full = np.asarray(point[: cube.dimensions])
+    policy = cube.policy(full)
+    for column, value in cube.no_slopes().items():
+        full[column] = value
+    plain = cube.policy(full)
+    for name, coordinate in policy.coordinates_many(metrics).items():
+        assert coordinate.max() == pytest.approx(max(plain.base[name], SPACE[name].bounds[0]))

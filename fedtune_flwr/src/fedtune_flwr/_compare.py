@@ -9,6 +9,7 @@ import numpy as np
 from ._batched import can_batch, simulate_batched
 from ._cube import PolicyCube
 from ._emulate import Emulator
+from ._metrics import as_matrix
 from ._policy import WEIGHT, Policy
 from ._simulate import simulate
 from ._threads import intra_op_threads
@@ -32,9 +33,10 @@ class Arm:
     standard_error: float
 
 
-def rivals(policy: Policy) -> dict[str, Policy]:
-    """The policy and what it has to beat, all with its values for the median client."""
-    plain = policy.scaled(0.0)
+def rivals(policy: Policy, metrics: Sequence[Mapping[str, float]]) -> dict[str, Policy]:
+    """The policy and what it has to beat, all with its values for the client that gets most."""
+    most = {n: float(c.max()) for n, c in policy.coordinates_many(as_matrix(metrics)).items()}
+    plain = replace(policy.scaled(0.0), base=most)
     cube = PolicyCube(policy.space, policy.scaler, weight=True)
     by_loss = {p: s for p, s in cube.prior.items() if p == (WEIGHT, "reference-loss")}
     return {
@@ -71,7 +73,7 @@ def compare(
         ProxyError: the proxy cannot emulate these clients, or would ignore a hyperparameter.
     """
     emulator.task.check_space(policy.space)
-    arms = rivals(policy)
+    arms = rivals(policy, metrics)
     with intra_op_threads(1):
         # Numbers that neither tuning nor its confirmation uses.
         fresh = [emulator.emulate(metrics, 5000 + i, fraction) for i in range(emulations)]

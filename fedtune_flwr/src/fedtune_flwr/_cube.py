@@ -1,11 +1,11 @@
 """Policies as points of the unit cube, which is where tuners search.
 
-Columns: the coordinates of the space, then the exponent of the aggregation weight, then one slope
-for each (output, metric) pair in which the clients differ.
+Columns: the coordinates of the space for the client that gets most, then the exponent of the
+aggregation weight, then one slope for each (output, metric) pair in which the clients differ.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -49,6 +49,7 @@ class PolicyCube:
             minimum are left out, since the clients do not differ there.
         weight: whether aggregation weights may be changed.
         centroids: centres of groups; slopes are then on groups instead of metrics.
+        metrics_KM: the clients' metrics, as `as_matrix` gives them.
     """
 
     def __init__(
@@ -58,11 +59,14 @@ class PolicyCube:
         *,
         weight: bool,
         centroids: tuple[tuple[float, ...], ...] = (),
+        metrics_KM: np.ndarray | None = None,
     ) -> None:
         self.space = space
         self.scaler = scaler
         self.weight = weight
         self.centroids = centroids
+        rows = np.zeros((0, len(NAMES))) if metrics_KM is None else metrics_KM
+        self.z_KM = scaler.transform(rows)
         spread = dict(zip(NAMES, scaler.scale, strict=True))
         allowed = steerable(space, weight)
         self.space_is_steerable = bool(allowed)
@@ -102,7 +106,23 @@ class PolicyCube:
         slopes = dict(zip(self.pairs, numbers[self._first_slope :], strict=True))
         # The point that stands for 0 may miss it by a rounding error.
         slopes = {pair: slope for pair, slope in slopes.items() if abs(slope) > 1e-9}
-        return Policy(self.space, base, self.scaler, slopes, exponent, origin, self.centroids)
+        policy = Policy(self.space, base, self.scaler, slopes, exponent, origin, self.centroids)
+        return self._anchored(policy) if slopes else policy
+
+    def _anchored(self, policy: Policy) -> Policy:
+        """The policy lowered so that no client of the population exceeds the point's value.
+
+        A point's coordinate is that of the client that gets most. So a slope on a setting that is
+        good for all only ever lowers some clients: without this it raised others past the
+        learning rate at which training diverges.
+        """
+        base = {
+            name: value - float(policy.shift(name, self.z_KM).max(initial=0.0))
+            if any(output == name for output, _ in policy.slopes)
+            else value
+            for name, value in policy.base.items()
+        }
+        return replace(policy, base=base)
 
     def point(self, base: np.ndarray, slopes: Mapping[tuple[str, str], float]) -> np.ndarray:
         """The point of `base` with its slopes replaced; pairs not given get 0."""

@@ -96,6 +96,7 @@ def _trials(axes: "Axes", report: "TuneReport") -> None:
     kinds: dict[str, Any] = {
         "global, short": ("#bbbbbb", lambda t: t.stage == "global" and t.fidelity < 1),
         "global": ("#444444", lambda t: t.stage == "global" and t.fidelity >= 1),
+        "prior": ("#2ca02c", lambda t: t.stage == "prior"),
         "policy": ("#1f77b4", lambda t: t.stage == "policy"),
         "confirm": ("#d62728", lambda t: t.stage == "confirm"),
     }

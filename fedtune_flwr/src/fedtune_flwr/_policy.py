@@ -121,16 +121,17 @@ class Policy:
         z_KM = self.scaler.transform(matrix_KM)
         result: dict[str, np.ndarray] = {}
         for name, dimension in self.space.items():
-            coordinate_K = np.full(len(z_KM), self.base[name]) + self._shift(name, z_KM)
+            coordinate_K = np.full(len(z_KM), self.base[name]) + self.shift(name, z_KM)
             result[name] = np.clip(coordinate_K, *dimension.bounds)
         return result
 
     def log_weight_many(self, matrix_KM: np.ndarray) -> np.ndarray:
         """The logarithm of each client's weight factor, from its metrics alone."""
-        shift_K = self._shift(WEIGHT, self.scaler.transform(matrix_KM))
+        shift_K = self.shift(WEIGHT, self.scaler.transform(matrix_KM))
         return np.asarray(np.clip(shift_K, -MAX_LOG_WEIGHT, MAX_LOG_WEIGHT))
 
-    def _shift(self, output: str, z_KM: np.ndarray) -> np.ndarray:
+    def shift(self, output: str, z_KM: np.ndarray) -> np.ndarray:
+        """What the slopes add to an output's coordinate for each row of scaled metrics."""
         shift_K = np.zeros(len(z_KM))
         own = {metric: slope for (name, metric), slope in self.slopes.items() if name == output}
         if own and self.centroids:

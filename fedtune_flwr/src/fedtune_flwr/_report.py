@@ -16,7 +16,7 @@ class Trial:
     """One setting that was scored on emulated federations.
 
     Attributes:
-        stage: "global", "policy" or "confirm".
+        stage: "global", "prior", "policy" or "confirm".
         point: its place in the unit cube.
         values: hyperparameters of the median client.
         customizes: whether clients get different values.

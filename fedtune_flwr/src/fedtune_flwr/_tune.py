@@ -3,9 +3,9 @@
 1. Global: every client the same. A Sobol batch at a third of the rounds, the best of it at full
    length, then the tuner.
 2. Policy: slopes on top of what is best so far, starting from parts of the prior.
-3. Confirm: the best policy, its half, and the best global settings on emulations that nothing was
-   tuned on; then the best of each kind on more of them. Customization is kept only if it probably
-   gains more than `min_gain` there.
+3. Confirm: the best policy, the best part of the prior, and the best global settings on emulations
+   that nothing was tuned on; then the best of each kind on more of them. Customization is kept only
+   if it probably gains more than `min_gain` there.
 
 All candidates meet the same clients, initial model and order of examples.
 """
@@ -167,7 +167,13 @@ class _Search:
             centres = centroids(scaler.transform(as_matrix(self.metrics)), emulator.seed)
         # Without clear groups there is nothing to tell clients apart by.
         customizable = options.mode == "policy" or bool(centres)
-        self.cube = PolicyCube(space, scaler, weight=options.weight, centroids=centres)
+        self.cube = PolicyCube(
+            space,
+            scaler,
+            weight=options.weight,
+            centroids=centres,
+            metrics_KM=as_matrix(self.metrics),
+        )
         self.customize = options.customize and customizable and bool(self.cube.pairs)
         self.batch = max(_BATCH, options.budget // 8)
         runs = max(2 * options.confirmations, int(0.3 * options.budget * options.emulations))
@@ -224,7 +230,7 @@ class _Search:
         room = max(1, int(budget - self.cost))
         seeds = [self.cube.point(base, s) for s in self.cube.suggestions()][:room]
         self.progress(f"policy search over {len(self.cube.pairs)} slopes: {room} runs")
-        self._evaluate(proposer, "policy", np.stack(seeds), 1.0)
+        self._evaluate(proposer, "prior", np.stack(seeds), 1.0)
         while self.cost + 1 <= budget:
             count = min(self.batch, int(budget - self.cost))
             self._evaluate(proposer, "policy", self._ask(proposer, count, {}), 1.0)
@@ -238,9 +244,16 @@ class _Search:
             return plain
         best = self._best(1, customizes=True)[0]
         policy = self.cube.policy(np.asarray(best.point), "tuned")
-        # Shrunk towards no customization: the best of many is partly the luckiest.
-        own = [Finalist(best.point, policy), Finalist(best.point, policy.scaled(0.5))]
-        return plain + own[: self.finalists // 2]
+        prior = self._best(1, customizes=True, stage="prior")[0]
+        if prior.point != best.point:
+            # Plain rules that held elsewhere are the rival to beat, and less tuned to luck.
+            other = Finalist(prior.point, self.cube.policy(np.asarray(prior.point), "prior"))
+        else:
+            # Shrunk towards no customization: the best of many is partly the luckiest.
+            slopes = {pair: slope / 2 for pair, slope in policy.slopes.items()}
+            point = self.cube.point(np.asarray(best.point), slopes)
+            other = Finalist(tuple(point.tolist()), self.cube.policy(point, "tuned"))
+        return plain + [Finalist(best.point, policy), other][: self.finalists // 2]
 
     def _confirm(self, finalists: list[Finalist]) -> tuple[Policy, Gain | None]:
         """Scores finalists on fresh emulations: all on a few, the best of each kind on more."""
@@ -276,8 +289,12 @@ class _Search:
             self._record("confirm", finalist.point, finalist.policy, 1.0, row)
         self.progress(f"confirm: {self.cost:.0f} of {self.options.budget}")
 
-    def _best(self, count: int, *, customizes: bool) -> list[Trial]:
-        full = [t for t in self.trials if t.fidelity >= 1 and t.customizes == customizes]
+    def _best(self, count: int, *, customizes: bool, stage: str | None = None) -> list[Trial]:
+        full = [
+            t
+            for t in self.trials
+            if t.fidelity >= 1 and t.customizes == customizes and stage in (None, t.stage)
+        ]
         if customizes and not full:
             # Every slope that was tried came to nothing; the short list still needs one.
             full = [t for t in self.trials if t.fidelity >= 1]
