@@ -43,7 +43,7 @@ def test_bayes_finds_a_hidden_optimum_that_random_misses():
     def best(name, seed):
         tuner = tuners.get(name)(3, seed)
         found = -np.inf
-        for _ in range(7):
+        for _ in range(5):
             points = tuner.ask(4)
             scores = -((points - target) ** 2).sum(axis=1)
             tuner.tell(points, scores, np.ones(4))
@@ -53,7 +53,7 @@ def test_bayes_finds_a_hidden_optimum_that_random_misses():
     bayes = np.mean([best("bayes", s) for s in range(2)])
     random = np.mean([best("random", s) for s in range(2)])
     assert bayes > random
-    assert bayes > -0.02
+    assert bayes > -0.05
 
 
 def test_bayes_predicts_what_it_was_told():
