@@ -64,6 +64,8 @@ def test_a_term_fits_its_ends_and_keeps_its_floor():
     assert term(101_000) == pytest.approx(0.011)
     assert term(0) == 0.001
     assert Term.fit({8: 0.5})(1e9) == 0.5
+    disturbed = Term.fit({1000: 0.5, 101_000: 0.001, 201_000: 0.021})
+    assert disturbed(1000) == pytest.approx(0.001)
     with pytest.raises(PlanError, match="at least one"):
         Term.fit({})
 

@@ -98,7 +98,7 @@ def _probe(
             guarded(run, "calibrate")
             _finish(device)
             times.append(time.perf_counter() - began)
-        points.update(_slowest(group, {size: sorted(times)[ROUNDS // 2]}, device))
+        points.update(_slowest(group, {size: min(times)}, device))
         spent = sum(points.values()) * (ROUNDS + 1)
         # The times are the slowest rank's: all ranks stop at the same size.
         if spent + (ROUNDS + 1) * 4 * points[size] > budget_s:

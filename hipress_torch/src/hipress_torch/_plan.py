@@ -43,7 +43,8 @@ class Term:
     def fit(cls, points: Mapping[int, float]) -> "Term":
         """Returns the term through the smallest and the largest size measured.
 
-        The floor is the least time measured; with one size the time is taken as constant.
+        A smaller size is taken to need no more than a larger one did: what exceeds that is a
+        disturbance. The floor is the least time; with one size the time is taken as constant.
 
         Raises:
             PlanError: there are no points.
@@ -51,8 +52,9 @@ class Term:
         if not points:
             raise PlanError("a term needs at least one measured size")
         low, high = min(points), max(points)
-        slope = 0.0 if low == high else max(0.0, (points[high] - points[low]) / (high - low))
-        return cls(min(points.values()), max(0.0, points[high] - slope * high), slope)
+        least = min(points.values())
+        slope = 0.0 if low == high else (points[high] - least) / (high - low)
+        return cls(least, max(0.0, points[high] - slope * high), slope)
 
 
 @dataclass(frozen=True)
