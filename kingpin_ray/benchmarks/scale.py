@@ -1,0 +1,67 @@
+"""A hundred thousand groups in one fit: seconds, peak memory, one model from the store."""
+
+import argparse
+import os
+import resource
+import tempfile
+import time
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+import pyarrow as pa
+from _common import report
+
+from kingpin_ray import GroupedEstimator, Ridge
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--groups", type=int, default=100_000)
+    parser.add_argument("--rows", type=int, default=50)
+    parser.add_argument("--features", type=int, default=10)
+    parser.add_argument("--out")
+    args = parser.parse_args()
+    rng = np.random.default_rng(0)
+    n = args.groups * args.rows
+    x = rng.normal(size=(n, args.features)).astype(np.float32)
+    columns = {f"x{j}": x[:, j].copy() for j in range(args.features)}
+    columns["key"] = rng.integers(0, args.groups, n)
+    columns["y"] = x[:, 0] * 2 + rng.normal(size=n)
+    del x
+    table = pa.table(columns)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    model = GroupedEstimator(Ridge(), "key", "y", plan="local", random_state=0, progress=False)
+    began = time.perf_counter()
+    model.fit(table)
+    fit_s = time.perf_counter() - began
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        model.save(f"{folder}/store")
+        save_s = time.perf_counter() - began
+        began = time.perf_counter()
+        loaded = GroupedEstimator.load(f"{folder}/store")
+        load_s = time.perf_counter() - began
+        began = time.perf_counter()
+        loaded.estimators_[12_345 % args.groups]
+        one_s = time.perf_counter() - began
+    rows = [
+        {
+            "models": len(model.estimators_),
+            "rows": n,
+            "fit s": fit_s,
+            "data MiB": table.nbytes / 2**20,
+            "peak before MiB": before / 2**10,
+            "peak after MiB": peak / 2**10,
+            "save s": save_s,
+            "open store ms": load_s * 1e3,
+            "one model ms": one_s * 1e3,
+        }
+    ]
+    report("ridge, one process", rows, args.out)
+
+
+if __name__ == "__main__":
+    main()
