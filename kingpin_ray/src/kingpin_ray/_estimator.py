@@ -13,17 +13,14 @@ import numpy as np
 import pyarrow as pa
 from scipy.sparse import issparse
 from sklearn.base import BaseEstimator
-from sklearn.model_selection import ParameterGrid
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_array, check_is_fitted
 
 from kingpin_ray import _plan
 from kingpin_ray._assemble import assemble
 from kingpin_ray._driver import make_chunks, remaining, run_local, run_task
-from kingpin_ray._engine import Outcome, Task
-from kingpin_ray._errors import InputError, ParameterError, StoreError, UnknownGroupError
+from kingpin_ray._errors import InputError, ParameterError, StoreError
 from kingpin_ray._fallback import add_fallback
-from kingpin_ray._folds import parse_cv
 from kingpin_ray._frame import (
     Columns,
     Frame,
@@ -35,6 +32,7 @@ from kingpin_ray._frame import (
     target_values,
 )
 from kingpin_ray._inputs import codes_of, key_columns, one_column
+from kingpin_ray._parameters import as_model, task_of
 from kingpin_ray._progress import Progress
 from kingpin_ray._result_table import raise_bad, with_keys
 from kingpin_ray._run import Run, adopt, set_names
@@ -53,15 +51,16 @@ from kingpin_ray._source import (
 )
 from kingpin_ray._split_driver import run_grouped, run_split
 from kingpin_ray._store import Store, restore_model
-from kingpin_ray.models._base import GroupModel, Naming
+from kingpin_ray._views import Estimators
+from kingpin_ray.models._base import Naming
 from kingpin_ray.models._sklearn import PerGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from kingpin_ray._served import Served
+    from kingpin_ray._engine import Outcome, Task
 
 
 def _predicts_classes(estimator: GroupedEstimator) -> bool:
@@ -70,9 +69,6 @@ def _predicts_classes(estimator: GroupedEstimator) -> bool:
     except ParameterError:  # `fit` will say so
         return False
 
-
-_ON_BAD = ("fallback", "skip", "raise")
-_FALLBACKS = ("global", "parent", None)
 
 SEGMENT_EVERY_S = 2.0
 """Finished groups wait at most this long (and until their chunk is done) to be written."""
@@ -259,7 +255,7 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
         return adopt(cls(model, **manifest["estimator"]), kept, trust)
 
     def _prepare(self, X: Any, y: Any, groups: Any, seed: int | None, session: ExitStack) -> Run:
-        task = self._task()
+        task = task_of(self)
         if seed is None:
             seed = int(np.random.default_rng().integers(2**31))
         if (
@@ -386,34 +382,6 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
         if store is not None:
             store.finish(self._about, served, self.results_)
         return self
-
-    def _task(self) -> Task:
-        model = as_model(self.model)
-        if self.on_bad not in _ON_BAD:
-            raise ParameterError(f"on_bad={self.on_bad!r}: choose one of {_ON_BAD}")
-        if self.fallback not in _FALLBACKS:
-            raise ParameterError(f"fallback={self.fallback!r}: choose one of {_FALLBACKS}")
-        if not isinstance(self.min_rows, (int, np.integer)) or self.min_rows < 1:
-            raise ParameterError(f"min_rows={self.min_rows!r}: give a whole number of at least 1")
-        actors = self.num_actors
-        if actors is not None and (not isinstance(actors, (int, np.integer)) or actors < 1):
-            raise ParameterError(f"num_actors={actors!r}: give a whole number of at least 1")
-        if self.fallback == "parent" and not (
-            isinstance(self.by, (list, tuple)) and len(self.by) > 1
-        ):
-            raise ParameterError(
-                f"fallback='parent' needs at least two key columns, by={self.by!r}; "
-                "use fallback='global'"
-            )
-        try:
-            configs = tuple(ParameterGrid(self.param_grid)) if self.param_grid else ({},)
-        except (TypeError, ValueError) as error:
-            raise ParameterError(f"param_grid={self.param_grid!r}: {error}") from error
-        for config in configs:
-            model.check(config)
-        name, _ = scorer(self.scoring, model.classifier)
-        split = parse_cv(self.cv, len(configs))
-        return Task(model, configs, split, name, int(self.min_rows), "local")
 
     def _open(self, X: Any, *, reset: bool) -> tuple[Columns, bool]:
         """Returns the columns of an input, and whether it is an array of features alone."""
@@ -544,13 +512,13 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
         group = self._served.keys.lookup([self.results_.column(j) for j in range(at)])
         rows = self.results_.select(["fold", "status", "n_rows", "seconds", "plan"])
         rows = rows.append_column("group", pa.array(group))
-        return _plan.explain(rows, self._task(), len(self._layout.features))
+        return _plan.explain(rows, task_of(self), len(self._layout.features))
 
     @property
     def estimators_(self) -> Mapping[Any, Any]:
         """By key, the model of each trained group as an object of its host library."""
         check_is_fitted(self, "_served")
-        return _Estimators(self._served)
+        return Estimators(self._served)
 
     @property
     def best_params_(self) -> dict[Any, dict[str, Any]]:
@@ -563,48 +531,3 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
             for g, slot in enumerate(served.slot)
             if slot >= 0
         }
-
-
-def as_model(model: Any) -> GroupModel:
-    """Returns `model` itself, or a scikit-learn estimator wrapped to run group by group.
-
-    Raises:
-        ParameterError: it is neither.
-    """
-    if isinstance(model, GroupModel):
-        return model
-    if isinstance(model, type):
-        raise ParameterError(
-            f"model={model.__name__} is a class; give an object, {model.__name__}()"
-        )
-    if hasattr(model, "fit") and hasattr(model, "predict") and hasattr(model, "get_params"):
-        return PerGroup(model)
-    raise ParameterError(
-        f"model={model!r} is neither a model of kingpin_ray.models nor a scikit-learn estimator"
-    )
-
-
-class _Estimators(Mapping[Any, Any]):
-    """Makes the estimator of a key when it is asked for."""
-
-    def __init__(self, served: Served) -> None:
-        self._of = served
-
-    def __getitem__(self, key: Any) -> Any:
-        group = self._of.keys.find(key)
-        if group < 0 or self._of.slot[group] < 0:
-            raise UnknownGroupError(
-                f"group {key!r} has no model of its own; results_ says why, if it was in the data"
-            )
-        return self._of.export(int(self._of.slot[group]))
-
-    def __contains__(self, key: object) -> bool:
-        group = self._of.keys.find(key)
-        return group >= 0 and bool(self._of.slot[group] >= 0)
-
-    def __iter__(self) -> Iterator[Any]:
-        keys = self._of.keys.keys()
-        return (keys[g] for g in np.flatnonzero(self._of.slot >= 0))
-
-    def __len__(self) -> int:
-        return int((self._of.slot >= 0).sum())
