@@ -198,9 +198,10 @@ class _Walk:
             if graph.temporal:
                 root_time.append(_times(kind, node, times, graph))
         self._root_time = torch.cat(root_time) if graph.temporal else None
-        room = 4 * first
+        # Room for what two hops of some neighbours find; tables grow beyond it by doubling.
+        room = 64 * first
         self._tables = {
-            kind: node_table(count, self._disjoint, room)
+            kind: node_table(count, self._disjoint, min(room, count))
             for kind, count in graph.node_counts.items()
         }
         self._counts: dict[str, list[int]] = {kind: [0] for kind in graph.node_counts}
