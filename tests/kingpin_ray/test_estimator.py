@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn.base import clone
 from sklearn.linear_model import LinearRegression, LogisticRegression
+from sklearn.model_selection import GridSearchCV
 from sklearn.tree import DecisionTreeClassifier
 from sklearn.utils.estimator_checks import check_estimator
 
@@ -49,6 +50,29 @@ def test_every_kind_of_input_gives_the_same_models(tmp_path: Any) -> None:
     both.fit(frame, frame.label)
     np.testing.assert_array_equal(both.predict_proba(frame), expected)
     assert arrays.score(X, y, groups) == fitted(frame).score(frame)
+
+
+@pytest.mark.parametrize("features", [None, FEATURES])
+def test_the_target_is_no_feature_when_y_is_given_too(features: Any) -> None:
+    frame = grouped_frame(n_groups=4).drop(columns=["value", "colour"])
+    expected = fitted(frame, features=features)
+    model = GroupedEstimator(
+        Logistic(), by="key", target="label", features=features, plan="local"
+    ).fit(frame, frame.label)
+    assert model.feature_names_in_.tolist() == FEATURES
+    np.testing.assert_array_equal(model.predict_proba(frame), expected.predict_proba(frame))
+    # A frame without the target predicts the same.
+    np.testing.assert_array_equal(
+        model.predict_proba(frame.drop(columns="label")), expected.predict_proba(frame)
+    )
+    search = GridSearchCV(
+        GroupedEstimator(Logistic(), by="key", target="label", features=features, plan="local"),
+        {"min_rows": [2, 3]},
+        cv=2,
+    ).fit(frame, frame.label)
+    assert search.best_estimator_.feature_names_in_.tolist() == FEATURES
+    with pytest.raises(kp.ParameterError, match="features names 'label', which is target"):
+        GroupedEstimator(Logistic(), "key", "label", [*FEATURES, "label"]).fit(frame, frame.label)
 
 
 def test_bad_groups_are_recorded_and_served_by_the_fallback() -> None:

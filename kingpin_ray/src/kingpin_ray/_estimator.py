@@ -82,8 +82,8 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
             scikit-learn estimator, which is then fitted group by group.
         by: key column, or a list of them; a number for a column of an array. None with `groups`
             given to `fit`, or for one model of all rows.
-        target: column to predict; None when `y` is given to `fit`. Rows without a (finite) target
-            are dropped and counted.
+        target: column to predict; None when `y` is given to `fit`. It is never a feature, also
+            when `y` is given. Rows without a (finite) target are dropped and counted.
         features: columns to learn from; None for all others.
         param_grid: as of `sklearn.model_selection.ParameterGrid`; the best setting of each group is
             chosen by held-out score.
@@ -268,11 +268,16 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
             if run is not None:
                 return run
         data, features_only = self._open(X, reset=True)
-        parts = layout(data.names, self.by, None if y is not None else self.target, self.features)
-        if y is None and self.target is None:
-            raise ParameterError(
-                "requires y to be passed, but the target y is None; or name its column by target="
-            )
+        if y is None:
+            if self.target is None:
+                raise ParameterError(
+                    "requires y to be passed, but the target y is None; or name its column by "
+                    "target="
+                )
+            parts = layout(data.names, self.by, self.target, self.features)
+        else:
+            # X may hold the target still, as GridSearchCV hands it on: learning from it would leak.
+            parts = layout(data.names, self.by, None, self.features, barred=self.target)
         frame = build_frame(
             data,
             parts,

@@ -103,8 +103,21 @@ class Layout:
     features: tuple[Any, ...]
 
 
-def layout(names: Sequence[Any], by: Any, target: Any, features: Sequence[Any] | None) -> Layout:
+def layout(
+    names: Sequence[Any],
+    by: Any,
+    target: Any,
+    features: Sequence[Any] | None,
+    barred: Any = None,
+) -> Layout:
     """Returns the parts of the columns.
+
+    Args:
+        names: every column of the data.
+        by: key column, list of them, or None.
+        target: the column to predict; None when it is given apart.
+        features: columns of X; None for all others.
+        barred: a column that need not be there and never is a feature: it holds the target too.
 
     Raises:
         MissingColumnError: a named column is not there.
@@ -128,10 +141,10 @@ def layout(names: Sequence[Any], by: Any, target: Any, features: Sequence[Any] |
     if target is not None and target in keys:
         raise ParameterError(f"target={target!r} is also in by={list(keys)!r}; use another column")
     if features is None:
-        chosen = tuple(n for n in names if n not in keys and n != target)
+        chosen = tuple(n for n in names if n not in (*keys, target, barred))
     else:
         chosen = tuple(features)
-        for part, used in (("target", {target}), ("by", set(keys))):
+        for part, used in (("target", {target, barred}), ("by", set(keys))):
             both = [name for name in chosen if name in used]
             if both:
                 raise ParameterError(f"features names {both[0]!r}, which is {part}; take it out")
