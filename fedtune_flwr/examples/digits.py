@@ -6,7 +6,6 @@ scikit-learn.
 """
 
 import argparse
-import functools
 import os
 
 import numpy as np
@@ -29,7 +28,6 @@ from fedtune_flwr import (
 )
 
 
-@functools.cache
 def digits() -> tuple[torch.Tensor, torch.Tensor]:
     """All digits, shuffled."""
     pixels, labels = load_digits(return_X_y=True)

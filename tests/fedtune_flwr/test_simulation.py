@@ -2,6 +2,11 @@
 
 import gc
 import logging
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord
@@ -10,6 +15,8 @@ from flwr.serverapp.strategy import FedAvg
 
 from fedtune_flwr import FedTune, Int, Log, SearchSpace
 from tests.fedtune_flwr import apps
+
+EXAMPLE = Path(__file__).parents[2] / "fedtune_flwr" / "examples" / "digits.py"
 
 pytestmark = [
     pytest.mark.cluster,
@@ -76,3 +83,22 @@ def test_ten_clients_are_profiled_tuned_and_trained_apart(monkeypatch):
     # Half the clients are noisy, and the reference model must have told them apart.
     losses = sorted(row.metrics["reference-loss"] for row in rows)
     assert losses[5] - losses[4] > max(losses[4] - losses[0], losses[9] - losses[5]) * 0.5
+
+
+def test_the_example_trains_its_clients(tmp_path):
+    """As a script: its functions must reach Ray's workers from `__main__`."""
+    pytest.importorskip("ray")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(EXAMPLE), "--off", "--clients", "4", "--rounds", "2"],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "FLWR_DISABLE_UPDATE_CHECK": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    accuracies = [float(a) for a in re.findall(r"^round \d+: accuracy (\S+)", done.stdout, re.M)]
+    assert len(accuracies) == 3
+    # Half the clients have wrong labels; training nothing stays at one in ten.
+    assert accuracies[-1] > max(0.3, accuracies[0] + 0.15), done.stdout
