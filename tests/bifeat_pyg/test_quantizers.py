@@ -162,6 +162,31 @@ def test_a_double_beyond_float32_is_refused():
         packed(torch.tensor([[1e300]], dtype=torch.float64), SQ(4))
 
 
+WIDE = {
+    "column": (torch.tensor([[0.0, 3e38], [1, -3e38], [2, 1]]), SQ(4), "column 1 .* -3e[+]38"),
+    "minmax": (torch.tensor([[3e38], [-3e38]]), SQ(1, fit_range="minmax"), "column 0"),
+    "tensor": (torch.tensor([[3e38, 0], [3e38, -3e38]]), SQ(4, scale="tensor"), "Scale or clip"),
+    "vq": (torch.randn(99, 8).clamp(-3, 3) * 1e38, VQ(3, 4), "squared distances"),
+    "vq cosine": (torch.ones(99, 8) * 1e19, VQ(8, 4, metric="cosine"), "1e[+]19"),
+}
+
+
+@pytest.mark.parametrize("case", WIDE)
+def test_a_range_beyond_float32_is_refused(case):
+    x, spec, message = WIDE[case]
+    with pytest.raises(FeatureError, match=message):
+        packed(x, spec)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("fit_range", ["mse", "minmax"])
+def test_what_nearly_fills_float32_stays_finite(bits, fit_range):
+    x = torch.linspace(-1.7e38, 1.7e38, 500).reshape(-1, 1)
+    codec, codes, errors = packed(x, SQ(bits, fit_range=fit_range))
+    assert torch.isfinite(codec.decode(codes)).all()
+    assert errors.relative < 1  # the squares alone overflow float32
+
+
 REFUSED = {
     "range": (torch.tensor([[0], [16]]), "column 0 holds integers from 0 to 16"),
     "large": (torch.tensor([[1 << 30], [(1 << 30) + 1]]), "not exact in float32"),

@@ -15,6 +15,7 @@ from bifeat_pyg.quantizers._base import Codec, Spec, Summary, require
 BITS = (1, 2, 4, 8, 16)
 # float32 holds every integer up to here.
 _EXACT = 1 << 24
+_LARGEST = torch.finfo(torch.float32).max
 # Half-width, in standard deviations, of the uniform grid that suits a normal distribution best.
 _NORMAL_HALF_WIDTH = {1: 0.80, 2: 1.49, 4: 2.51, 8: 3.93, 16: 6.0}
 
@@ -67,6 +68,11 @@ class SQ(Spec):
 
             return fit_log(self, sample, summary)
         low, high = summary.minimum, summary.maximum
+        widest = high - low
+        if self.scale == "tensor" and summary.columns:
+            widest = torch.maximum(high - low.min(), high.max() - low)
+        if summary.columns and float(widest.max()) > _LARGEST:
+            raise _too_wide(int(widest.argmax()), summary)
         if self.scale == "tensor" and summary.columns:
             low, high = low.min().expand(summary.columns), high.max().expand(summary.columns)
             sample = sample.reshape(-1, 1)
@@ -78,7 +84,12 @@ class SQ(Spec):
             ]
             low = torch.cat([f[0] for f in fitted]).expand(summary.columns)
             step = torch.cat([f[1] for f in fitted]).expand(summary.columns)
-        return AffineCodec(self, summary.columns, {"low": low.float(), "step": step.float()})
+        low, step = low.float(), step.float()
+        # Rounded up, the last code of a range as wide as float32 itself may lie beyond it.
+        last = low + step * ((1 << self.bits) - 1)
+        if not bool(torch.isfinite(last).all()):
+            raise _too_wide(int((~torch.isfinite(last)).nonzero()[0]), summary)
+        return AffineCodec(self, summary.columns, {"low": low, "step": step})
 
     def restore(self, columns: int, params: Mapping[str, Tensor]) -> Codec:
         """See `Spec.restore`."""
@@ -115,6 +126,14 @@ class AffineCodec(Codec):
         out: Tensor | None = None,
     ) -> Tensor:
         return _dispatch.affine(packed, index, params["low"], params["step"], self.spec.bits, dtype)
+
+
+def _too_wide(column: int, summary: Summary) -> FeatureError:
+    low, high = float(summary.minimum[column]), float(summary.maximum[column])
+    return FeatureError(
+        f"column {column} holds values from {low:.3g} to {high:.3g}: the grid over them has steps "
+        "or ends that float32 cannot hold, and would give back infinity. Scale or clip the features"
+    )
 
 
 def _exact(spec: SQ, summary: Summary) -> Codec:

@@ -60,6 +60,7 @@ class VQ(Spec):
                 "VQ does not keep integers exact; use SQ, which does, or convert the features to "
                 "float to accept the error"
             )
+        self._check_range(summary)
         spec = self
         if 0 < sample.shape[0] < self.length:
             spec = replace(self, length=max(2, sample.shape[0]))
@@ -80,6 +81,20 @@ class VQ(Spec):
         ]
         book = torch.stack(books) if books else sample.new_zeros((0, spec.length, self.width))
         return VectorCodec(spec, summary.columns, {"codebook": book})
+
+    def _check_range(self, summary: Summary) -> None:
+        """Refuses values whose squared distances overflow: every choice of an entry would be void.
+
+        A distance has at most four times the greatest squared norm.
+        """
+        most = torch.maximum(summary.minimum.abs(), summary.maximum.abs()).square()
+        for at in range(0, summary.columns, self.width):
+            if float(most[at : at + self.width].sum()) * 4 > torch.finfo(torch.float32).max:
+                column = at + int(most[at : at + self.width].argmax())
+                raise FeatureError(
+                    f"column {column} holds values up to {float(most[column].sqrt()):.3g}, whose "
+                    "squared distances float32 cannot hold. Scale or clip the features, or use SQ"
+                )
 
     def restore(self, columns: int, params: Mapping[str, Tensor]) -> Codec:
         """See `Spec.restore`."""
