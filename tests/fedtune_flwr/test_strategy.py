@@ -200,6 +200,8 @@ def test_unmodified_clients_get_tuned_values():
     result, _ = run(strategy, apps.app(train, queries=False), rounds=2)
     assert strategy.report is not None
     assert not strategy.policy.customizes
+    assert "0 of 4 clients answered the query" in strategy.report.summary()
+    assert "as asked" not in strategy.report.summary()
     assert len(result.train_metrics_clientapp) == 2
     assert all(row.by_mod for row in strategy.clients.values())
 
@@ -301,12 +303,41 @@ def assert_same_arrays(first, second):
         np.testing.assert_array_equal(first.arrays[name].numpy(), second.arrays[name].numpy())
 
 
-def test_all_replies_failed_is_left_to_the_inner_strategy():
+def test_all_replies_failed_is_left_to_the_inner_strategy(caplog):
     def train(message, context):
         raise RuntimeError("gone")
 
-    result, _ = run(FedTune(FedAvg(**NODES), policy=BY_LOSS), apps.app(train), rounds=2)
+    with caplog.at_level(logging.ERROR, logger="fedtune_flwr"):
+        result, _ = run(FedTune(FedAvg(**NODES), policy=BY_LOSS), apps.app(train), rounds=2)
     assert result.train_metrics_clientapp == {}
+    assert caplog.text.count("no client returned a usable reply (4 failed, 0 set aside)") == 2
+
+
+def test_a_query_that_nobody_answers_is_not_passed_off_as_a_wish(caplog):
+    app = ClientApp()
+    app.train()(apps.train)
+    app.evaluate()(apps.evaluate)
+
+    def broken(message, context):
+        raise OSError("no such dataset")
+
+    fedtune_client(app, broken)
+    made = {}
+    for customize in (True, False):
+        caplog.clear()
+        strategy = FedTune(
+            FedAvg(**NODES), SPACE, apps.proxy(rounds=2), tuner="random", budget=12,
+            customize=customize,
+        )  # fmt: skip
+        with caplog.at_level(logging.WARNING, logger="fedtune_flwr"):
+            run(strategy, app, rounds=1)
+        made[customize] = strategy.report.summary()
+        assert "First failure: node 10" in caplog.text
+        assert "no such dataset" in caplog.text
+    assert "0 of 4 clients answered the query; tuned for clients taken to be alike" in made[True]
+    assert "as asked" not in made[True]
+    assert "as asked" in made[False]
+    assert "0 of 4" in made[False]
 
 
 def test_a_client_that_ignores_its_values_is_warned_about(caplog):

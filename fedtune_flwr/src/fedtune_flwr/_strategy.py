@@ -302,6 +302,7 @@ class FedTune(Strategy):
         """The inner strategy's aggregate of the replies that are sound."""
         server_round += self._offset
         kept: list[Message] = []
+        quarantined = self.quarantined
         for reply in replies:
             node_id = reply.metadata.src_node_id
             if reply.has_error():
@@ -320,6 +321,12 @@ class FedTune(Strategy):
             kept.append(reply)
         if self.weight and self.policy is not None:
             self._reweight(kept, self.policy)
+        if all(reply.has_error() for reply in kept):
+            log.error(
+                "round %d: no client returned a usable reply (%d failed, %d set aside); "
+                "the model stays as it was",
+                server_round, len(kept), self.quarantined - quarantined,
+            )  # fmt: skip
         arrays, metrics = self.strategy.aggregate_train(server_round, kept)
         if arrays is not None:
             self._last_arrays = arrays
@@ -384,6 +391,7 @@ class FedTune(Strategy):
     ) -> Policy:
         assert self.space is not None
         self._provisional = len(reported) < 2
+        unanswered = self._warn_unanswered(len(reported)) if self._provisional else None
         if self._emulator is None:
             log.warning("no proxy data: hyperparameters follow fixed rules that nothing has tested")
             return prior_policy(self.space, reported, config, weight=self.weight)
@@ -405,8 +413,20 @@ class FedTune(Strategy):
         except FedTuneError as error:
             log.error("tuning failed, training goes on: %s", error)
             return self.policy or prior_policy(self.space, [], config, weight=self.weight)
+        if unanswered is not None:
+            asked_for = self.report.notes if not self.options.customize else ()
+            self.report = replace(self.report, notes=(unanswered, *asked_for))
         log.info("%s", self.report.summary())
         return self.report.policy
+
+    def _warn_unanswered(self, answered: int) -> str:
+        """Says, for the log and for the report, that tuning lacks what it is made for."""
+        said = (
+            f"{answered} of {len(self.clients)} clients answered the query; "
+            "tuned for clients taken to be alike"
+        )
+        log.warning("%s. First failure: %s", said, self._survey.first_failure or "none")
+        return said
 
     def _assign(self, policy: Policy, node_ids: Sequence[int]) -> None:
         if policy is not self._assigned_by:

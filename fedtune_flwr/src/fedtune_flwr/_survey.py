@@ -23,6 +23,10 @@ class Survey:
         table: where reports go.
         arrays_key: key under which the reference model's arrays are sent.
         timeout_s: seconds to wait for answers to a query.
+
+    Attributes:
+        problems: numbers in answers that could not be used.
+        first_failure: the first query that failed, and why; None while none has.
     """
 
     def __init__(self, table: ClientTable, arrays_key: str, timeout_s: float) -> None:
@@ -30,6 +34,7 @@ class Survey:
         self.arrays_key = arrays_key
         self.timeout_s = timeout_s
         self.problems = 0
+        self.first_failure: str | None = None
         self._packed: tuple[int, bytes] | None = None
 
     def due(self, node_ids: Iterable[int], server_round: int) -> list[int]:
@@ -95,6 +100,8 @@ class Survey:
 
     def _failed(self, row: ClientRow, server_round: int, reason: str) -> None:
         row.failures += 1
+        reason = " ".join(reason.split())[:200]
+        self.first_failure = self.first_failure or f"node {row.node_id}: {reason}"
         row.retry_round = server_round + RETRY_ROUNDS
         # The client has no such query, or a mod of it refuses one: only a train reply is left.
         refused = "No query function" in reason or "expects exactly one" in reason
@@ -104,6 +111,6 @@ class Survey:
             level,
             "node %d gave no metrics (%s); it gets the values of the median client, asked again %s",
             row.node_id,
-            " ".join(reason.split())[:200],
+            reason,
             "in its train message" if row.by_mod else f"in round {row.retry_round}",
         )
