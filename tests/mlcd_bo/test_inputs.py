@@ -1,6 +1,7 @@
 import datetime
 import math
 
+import numpy as np
 import pytest
 
 import mlcd_bo as mlcd
@@ -142,12 +143,51 @@ def test_scenario_refuses(fields, says):
         ({"status": "fine"}, "status"),
         ({"status": "oom"}, "not a slow run"),
         ({"work_done": -2.0}, "work_done"),
+        ({"speed": "a"}, "speed must be a number"),
+        ({"speed": None}, "speed must be a number"),
+        ({"seconds": True}, "seconds must be a number"),
+        ({"dollars": [1.0]}, "dollars must be a number"),
     ],
 )
 def test_observation_refuses(fields, says):
     good = {"speed": 1.0, "speed_sem": 0.1, "seconds": 2.0, "dollars": 3.0}
     with pytest.raises(mlcd.InvalidInput, match=says):
         mlcd.Observation(**{**good, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"deployment": "a x1"}, "deployment must be of type Deployment"),
+        ({"observation": None}, "observation must be of type Observation"),
+        ({"batch": -1}, "batch"),
+        ({"batch": "a"}, "batch"),
+        ({"price_per_hour": math.nan}, "price_per_hour"),
+        ({"price_per_hour": -5}, "price_per_hour"),
+        ({"price_per_hour": "1"}, "price_per_hour"),
+        ({"began": math.inf}, "began"),
+    ],
+)
+def test_trial_refuses(fields, says):
+    good = {
+        "deployment": mlcd.Deployment(GOOD, 1),
+        "observation": mlcd.Observation(1.0, 0.1, 2.0, 3.0),
+    }
+    with pytest.raises(mlcd.InvalidInput, match=says):
+        mlcd.Trial(**{**good, **fields})
+
+
+def test_a_trial_holds_plain_values():
+    seen = mlcd.Observation(np.float32(2), np.float16(0.5), np.int64(3), np.float32(4), work_done=1)
+    trial = mlcd.Trial(mlcd.Deployment(GOOD, 1), seen, np.int32(0), np.float32(2), np.int64(9))
+    for field in ("speed", "speed_sem", "seconds", "dollars", "work_done"):
+        assert type(getattr(seen, field)) is float
+    assert type(trial.batch) is int
+    assert type(trial.price_per_hour) is type(trial.began) is float
+    assert (seen.speed, trial.price_per_hour) == (2.0, 2.0)
+    failed = mlcd.Observation(math.nan, math.inf, 1, 1, "error", OSError("no disk"))
+    assert math.isnan(failed.speed_sem)
+    assert failed.detail == "no disk"
 
 
 def test_errors_are_also_the_usual_ones():

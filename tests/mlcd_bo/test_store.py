@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import mlcd_bo as mlcd
@@ -69,6 +70,17 @@ def test_failures_and_knobs_survive(tmp_path):
         space[2], search.trials[1].observation, 0, space[2].price_per_hour
     )
     assert again.work_left == JOB.work - 4.0
+
+
+def test_numpy_figures_are_kept(tmp_path):
+    path = tmp_path / "search.db"
+    search = begun(path)
+    seen = mlcd.Observation(np.float32(3), np.float32(0.5), np.int64(9), np.float32(0.5))
+    search.tell(mlcd.Trial(search.space[1], seen, np.int64(0), np.float32(0.25), np.float32(5)))
+    search.tell(mlcd.Trial(search.space[2], mlcd.Observation.failed("oom", np.float32(9), 0.5)))
+    again = mlcd.DeploymentOptimizer.resume(path)
+    assert again.trials[0] == search.trials[0]
+    assert again.trials[1].observation.status == "oom"
 
 
 def test_json_lines_tell_the_same_story(tmp_path):

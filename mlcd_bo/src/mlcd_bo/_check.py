@@ -22,6 +22,43 @@ def positive(
     return number
 
 
+def real(name: str, value: object) -> float:
+    """Returns `value` as a float: of NumPy and one-element tensors too, which JSON cannot hold.
+
+    Raises:
+        InvalidInput: `value` is no number.
+    """
+    if not isinstance(value, bool | str | bytes):
+        try:
+            return float(value)  # type: ignore[arg-type]  # what is no number raises
+        except (TypeError, ValueError, OverflowError, RuntimeError):
+            pass
+    raise InvalidInput(f"{name} must be a number, got {value!r}")
+
+
+def at_least_zero(name: str, value: object) -> float:
+    """Returns `value` as a finite float of zero or more.
+
+    Raises:
+        InvalidInput: `value` is no number, not finite, or below zero.
+    """
+    number = real(name, value)
+    if not math.isfinite(number) or number < 0:
+        raise InvalidInput(f"{name} must be finite and at least 0, got {value!r}")
+    return number
+
+
+def whole(name: str, value: object) -> int:
+    """Returns `value` as an int of zero or more.
+
+    Raises:
+        InvalidInput: `value` is not a whole number, or is below zero.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 0:
+        raise InvalidInput(f"{name} must be a whole number of at least 0, got {value!r}")
+    return int(value)
+
+
 def positive_int(name: str, value: object, error: type[InvalidInput] = InvalidInput) -> int:
     """Returns `value` as an int of at least one.
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, get_args, runtime_checkable
 
-from ._check import positive
+from ._check import at_least_zero, positive, real, whole
 from ._errors import InvalidInput
 from ._space import Deployment
 
@@ -54,7 +54,7 @@ class Observation:
     Attributes:
         speed: job units (samples or steps) per second of the whole cluster in steady state;
             NaN unless `status` is ``"ok"``.
-        speed_sem: standard error of `speed`, same unit.
+        speed_sem: standard error of `speed`, same unit; NaN unless `status` is ``"ok"``.
         seconds: wall time the trial took, start-up and tear-down included.
         dollars: what the trial cost.
         status: ``"ok"``, ``"oom"`` (out of memory), ``"quota"`` (not that many machines to be
@@ -78,25 +78,27 @@ class Observation:
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
             raise InvalidInput(f"status must be one of {', '.join(STATUSES)}, got {self.status!r}")
+        speed = real("speed", self.speed)
         if self.status == "ok":
-            if not (math.isfinite(self.speed) and self.speed > 0):
+            if not (math.isfinite(speed) and speed > 0):
                 raise InvalidInput(
                     f"speed of an 'ok' trial must be finite and above 0, got {self.speed!r}; a "
                     "trial that measured no speed has status 'error' or 'timeout'"
                 )
-            if not (math.isfinite(self.speed_sem) and self.speed_sem >= 0):
+            error = at_least_zero("speed_sem", self.speed_sem)
+        else:
+            if not math.isnan(speed):
                 raise InvalidInput(
-                    f"speed_sem must be finite and at least 0, got {self.speed_sem!r}"
+                    f"speed of a {self.status!r} trial must be NaN, got {self.speed!r}: a failure "
+                    "is not a slow run"
                 )
-        elif not math.isnan(self.speed):
-            raise InvalidInput(
-                f"speed of a {self.status!r} trial must be NaN, got {self.speed!r}: a failure "
-                "is not a slow run"
-            )
+            speed = error = math.nan
+        # Plain values only: what is kept and sent on is JSON.
+        object.__setattr__(self, "speed", speed)
+        object.__setattr__(self, "speed_sem", error)
+        object.__setattr__(self, "detail", str(self.detail))
         for name in ("seconds", "dollars", "work_done"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise InvalidInput(f"{name} must be finite and at least 0, got {value!r}")
+            object.__setattr__(self, name, at_least_zero(name, getattr(self, name)))
 
     @classmethod
     def failed(
@@ -118,6 +120,9 @@ class Trial:
         price_per_hour: dollars per hour of the cluster when it was tried; None takes the
             deployment's.
         began: Unix time of its start, or None.
+
+    Raises:
+        InvalidInput: a field is of the wrong kind or out of its range.
     """
 
     deployment: Deployment
@@ -125,6 +130,19 @@ class Trial:
     batch: int | None = None
     price_per_hour: float | None = None
     began: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, kind in (("deployment", Deployment), ("observation", Observation)):
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                raise InvalidInput(f"{name} must be of type {kind.__name__}, got {value!r}")
+        if self.batch is not None:
+            object.__setattr__(self, "batch", whole("batch", self.batch))
+        if self.price_per_hour is not None:
+            price = positive("price_per_hour", self.price_per_hour, unit=" (dollars)")
+            object.__setattr__(self, "price_per_hour", price)
+        if self.began is not None:
+            object.__setattr__(self, "began", at_least_zero("began", self.began))
 
 
 @dataclass(frozen=True)
@@ -144,9 +162,7 @@ class TrialCost:
     def __post_init__(self) -> None:
         positive("probe_s", self.probe_s)
         for name in ("startup_s", "per_machine_s"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise InvalidInput(f"{name} must be finite and at least 0, got {value!r}")
+            at_least_zero(name, getattr(self, name))
 
     def __call__(self, deployment: Deployment) -> float:
         """Returns the most seconds that a trial of `deployment` may last."""
