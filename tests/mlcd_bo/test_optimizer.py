@@ -1,3 +1,5 @@
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -51,6 +53,38 @@ def test_every_trial_is_charged_in_hours_and_dollars():
     assert search.ledger.hours == pytest.approx(sum(seconds) / 3600)
     assert search.ledger.dollars == pytest.approx(sum(dollars))
     assert search.ledger.dollars_left == pytest.approx(100.0 - sum(dollars))
+
+
+class Fragile(World):
+    """Loses its connection for clusters of two machines, after the others have ended."""
+
+    def profile(self, deployment, limits):
+        if deployment.count == 2:
+            time.sleep(0.05)
+            raise ConnectionError("lost connection")
+        return super().profile(deployment, limits)
+
+
+def test_a_raising_trial_does_not_lose_those_beside_it(tmp_path):
+    world = Fragile(two_types((1, 2)))
+    store = tmp_path / "search.db"
+    search = mlcd.DeploymentOptimizer(world.space, mlcd.Scenario.fastest(), HOUR, store=store)
+    told = []
+    with pytest.raises(ConnectionError, match="lost connection"):
+        search.run(world, parallel=4, on_trial=told.append)
+    assert {t.deployment for t in search.trials} == {d for d in world.space if d.count == 1}
+    assert told == search.trials
+    assert search.ledger.dollars == sum(t.observation.dollars for t in search.trials) > 0
+    assert mlcd.DeploymentOptimizer.look(store).trials == search.trials
+
+
+@pytest.mark.parametrize("parallel", [1, 2])
+def test_a_profiler_must_return_an_observation(parallel):
+    world = World(two_types())
+    world.profile = lambda deployment, limits: 5.0
+    search = mlcd.DeploymentOptimizer(world.space, mlcd.Scenario.fastest(), HOUR)
+    with pytest.raises(mlcd.InvalidInput, match="must return an Observation, got 5"):
+        search.run(world, parallel=parallel)
 
 
 def test_parallel_trials_count_their_longest_hours_and_all_their_dollars():

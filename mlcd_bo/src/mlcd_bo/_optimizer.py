@@ -5,7 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
@@ -307,11 +307,14 @@ class DeploymentOptimizer:
         Args:
             profiler: measures one deployment at a time.
             parallel: trials to run side by side; their spend is committed before they start.
-            on_trial: called after each trial.
+            on_trial: called with each trial, after all of its batch are told.
 
         Raises:
+            InvalidInput: an argument is not allowed, or the profiler returned no `Observation`.
             ProfilingFailed: trials keep failing by an error of the script.
             NoFeasibleDeployment: no deployment is likely to keep the limit.
+            Exception: whatever the profiler raised, after the finished trials of its batch were
+                told and kept.
         """
         positive_int("parallel", parallel)
         if not isinstance(profiler, Profiler):
@@ -325,12 +328,20 @@ class DeploymentOptimizer:
             began, batch = time.time(), len(self.trials)
             limits = [self._limits(deployment) for deployment in chosen]
             with self._kept_alive(chosen, batch, began):
-                outcomes = _side_by_side(profiler, chosen, limits)
-            for deployment, outcome in zip(chosen, outcomes, strict=True):
-                trial = Trial(deployment, outcome, batch, deployment.price_per_hour, began)
+                outcomes, problem = _side_by_side(profiler, chosen, limits)
+            trials = [
+                Trial(deployment, outcome, batch, deployment.price_per_hour, began)
+                for deployment, outcome in zip(chosen, outcomes, strict=True)
+                if outcome is not None
+            ]
+            # All are told before anything may raise: they are paid for.
+            for trial in trials:
                 self.tell(trial)
-                if on_trial is not None:
+            if on_trial is not None:
+                for trial in trials:
                     on_trial(trial)
+            if problem is not None:
+                raise problem
         return self.recommend()
 
     @contextmanager
@@ -478,9 +489,36 @@ def _earlier(job: "DeploymentOptimizer | EarlierJob | str | PathLike[str]") -> E
 
 def _side_by_side(
     profiler: Profiler, deployments: Sequence[Deployment], limits: Sequence[Limits]
-) -> list[Observation]:
+) -> tuple[list[Observation | None], BaseException | None]:
+    """Returns the outcome of each trial (None: it raised), and the first thing that was raised."""
     if len(deployments) == 1:
         # No thread: an interrupt then reaches the profiler, which ends its trial.
-        return [profiler.profile(deployments[0], limits[0])]
-    with ThreadPoolExecutor(len(deployments), "mlcd-trial") as pool:
-        return list(pool.map(profiler.profile, deployments, limits))
+        return [_observed(profiler, deployments[0], limits[0])], None
+    futures: list[Future[Observation]] = []
+    problem: BaseException | None = None
+    try:
+        with ThreadPoolExecutor(len(deployments), "mlcd-trial") as pool:
+            for deployment, limit in zip(deployments, limits, strict=True):
+                futures.append(pool.submit(_observed, profiler, deployment, limit))
+            wait(futures)
+    except BaseException as interrupt:
+        problem = interrupt
+    outcomes: list[Observation | None] = [None] * len(deployments)
+    for place, future in enumerate(futures):
+        if not future.done():
+            continue
+        raised = future.exception()
+        problem = problem or raised
+        if raised is None:
+            outcomes[place] = future.result()
+    return outcomes, problem
+
+
+def _observed(profiler: Profiler, deployment: Deployment, limits: Limits) -> Observation:
+    seen = profiler.profile(deployment, limits)
+    if not isinstance(seen, Observation):
+        raise InvalidInput(
+            f"profile({deployment}) of {type(profiler).__name__} must return an Observation, got "
+            f"{seen!r}"
+        )
+    return seen
