@@ -4,51 +4,32 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from scipy.sparse import issparse
 from sklearn.base import BaseEstimator
 from sklearn.utils.metaestimators import available_if
-from sklearn.utils.validation import check_array, check_is_fitted
+from sklearn.utils.validation import check_is_fitted
 
 from kingpin_ray import _plan
 from kingpin_ray._assemble import assemble
 from kingpin_ray._driver import make_chunks, remaining, run_local, run_task
 from kingpin_ray._errors import InputError, ParameterError, StoreError
 from kingpin_ray._fallback import add_fallback
-from kingpin_ray._frame import (
-    Columns,
-    Frame,
-    array_columns,
-    build_frame,
-    columns_of,
-    layout,
-    numeric_column,
-    target_values,
-)
+from kingpin_ray._frame import Columns, Frame, layout, numeric_column, target_values
 from kingpin_ray._inputs import codes_of, key_columns, one_column
 from kingpin_ray._parameters import as_model, task_of
+from kingpin_ray._prepare import open_data, predicted_seconds, prepare
 from kingpin_ray._progress import Progress
 from kingpin_ray._result_table import raise_bad, with_keys
 from kingpin_ray._run import Run, adopt, set_names
 from kingpin_ray._scoring import scorer
 from kingpin_ray._serving import BatchPredictor
-from kingpin_ray._session import actor_count, ray_is_running, ray_session
+from kingpin_ray._session import ray_is_running
 from kingpin_ray._shuffle import Shuffled
-from kingpin_ray._source import (
-    Files,
-    available_memory,
-    dataset_table,
-    expand,
-    is_dataset,
-    is_path,
-    read_paths,
-)
 from kingpin_ray._split_driver import run_grouped, run_split
 from kingpin_ray._store import Store, restore_model
 from kingpin_ray._views import Estimators
@@ -56,11 +37,11 @@ from kingpin_ray.models._base import Naming
 from kingpin_ray.models._sklearn import PerGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from kingpin_ray._engine import Outcome, Task
+    from kingpin_ray._engine import Outcome
 
 
 def _predicts_classes(estimator: GroupedEstimator) -> bool:
@@ -178,7 +159,7 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
             ResourceError: the Ray cluster lacks the CPUs.
         """
         with ExitStack() as session:
-            run = self._prepare(X, y, groups, self.random_state, session)
+            run = prepare(self, X, y, groups, self.random_state, session)
             if self.store is not None:
                 Store(self.store).begin(run.about(self))
             return self._train(run, [], None if self.store is None else Store(self.store))
@@ -214,7 +195,7 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
                 )
             X = manifest["paths"]
         with ExitStack() as session:
-            run = self._prepare(X, y, groups, manifest["seed"], session)
+            run = prepare(self, X, y, groups, manifest["seed"], session)
             if run.fingerprint() != manifest["fingerprint"]:
                 raise StoreError(
                     f"store={os.fspath(store)!r} is of a run with other data, model, grid, cv or "
@@ -254,92 +235,9 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
             model = model.estimator
         return adopt(cls(model, **manifest["estimator"]), kept, trust)
 
-    def _prepare(self, X: Any, y: Any, groups: Any, seed: int | None, session: ExitStack) -> Run:
-        task = task_of(self)
-        if seed is None:
-            seed = int(np.random.default_rng().integers(2**31))
-        if (
-            y is None
-            and groups is None
-            and self.target is not None
-            and (is_path(X) or is_dataset(X))
-        ):
-            run = self._prepare_parts(X, task, int(seed), session)
-            if run is not None:
-                return run
-        data, features_only = self._open(X, reset=True)
-        if y is None:
-            if self.target is None:
-                raise ParameterError(
-                    "requires y to be passed, but the target y is None; or name its column by "
-                    "target="
-                )
-            parts = layout(data.names, self.by, self.target, self.features)
-        else:
-            # X may hold the target still, as GridSearchCV hands it on: learning from it would leak.
-            parts = layout(data.names, self.by, None, self.features, barred=self.target)
-        frame = build_frame(
-            data,
-            parts,
-            None if y is None else one_column(y, "y"),
-            None if groups is None else key_columns(groups),
-            task.model.classifier,
-            int(seed),
-        )
-        return Run(
-            task=task,
-            frame=frame,
-            layout=parts,
-            groups_apart=groups is not None,
-            seed=int(seed),
-            n_features_in=len(data.names) if features_only else len(parts.features),
-            paths=expand(X) if is_path(X) else None,
-        )
-
-    def _prepare_parts(self, X: Any, task: Task, seed: int, session: ExitStack) -> Run | None:
-        """Returns a run whose data is read by Ray tasks; None when it should be read here."""
-        if (
-            _plan.check_plan(self.plan) not in ("auto", "task")
-            or self.fallback == "parent"
-            or not self.by
-        ):
-            return None
-        files = None
-        if is_path(X):
-            files = Files(X, self._needed())
-            names, rows = files.columns, files.n_rows
-        else:
-            names, rows = list(X.columns()), X.count()
-        parts = layout(names, self.by, self.target, self.features)
-        if self.plan == "auto" and files is not None:
-            seconds = self._predicted(task, np.array([rows]), len(parts.features))
-            small = files.column_bytes() < available_memory() // 8
-            if small and _plan.choose(seconds, ray_is_running(), self.num_actors) == "local":
-                return None
-        ray = session.enter_context(ray_session(self.num_actors))
-        columns = [*parts.by, parts.target, *parts.features]
-        if files is not None:
-            pieces: list[Any] = list(files.parts(2 * actor_count(ray, self.num_actors, 1 << 30)))
-        else:
-            pieces = X.select_columns(columns).to_arrow_refs()
-        frame = Shuffled(ray, pieces, columns, parts, task.model.classifier, seed)
-        return Run(
-            task=task,
-            frame=frame,
-            layout=parts,
-            groups_apart=False,
-            seed=seed,
-            n_features_in=len(parts.features),
-            paths=None if files is None else files.names,
-        )
-
-    def _predicted(self, task: Task, counts: NDArray[np.int64], features: int) -> float:
-        fits = len(task.configs) * (task.split.n_folds if task.split else 0) + 1
-        return _plan.predicted_seconds(task.model, counts, features, fits)
-
     def _train(self, run: Run, outcomes: list[Outcome], store: Store | None) -> GroupedEstimator:
         frame, task = run.frame, run.task
-        predicted = self._predicted(task, frame.counts, len(run.layout.features))
+        predicted = predicted_seconds(task, frame.counts, len(run.layout.features))
         plan = _plan.check_plan(self.plan)
         if isinstance(frame, Shuffled):
             plan = "task"
@@ -388,37 +286,9 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
             store.finish(self._about, served, self.results_)
         return self
 
-    def _open(self, X: Any, *, reset: bool) -> tuple[Columns, bool]:
-        """Returns the columns of an input, and whether it is an array of features alone."""
-        if is_path(X):
-            return columns_of(read_paths(X, self._needed())), False
-        if is_dataset(X):
-            return columns_of(dataset_table(X)), False
-        if isinstance(X, (pa.Table, pa.RecordBatch)) or hasattr(X, "iloc"):
-            return columns_of(X), False
-        if issparse(X):
-            raise InputError("sparse input is not supported; use X.toarray() where it fits memory")
-        if isinstance(X, Mapping):
-            return columns_of(X), False  # raises, naming what is allowed
-        array = check_array(X, ensure_all_finite=False, dtype="numeric", estimator=self)
-        if not reset and array.shape[1] != self.n_features_in_:
-            raise InputError(
-                f"X has {array.shape[1]} features, but {type(self).__name__} is expecting "
-                f"{self.n_features_in_} features as input"
-            )
-        return array_columns(array), True
-
-    def _needed(self) -> list[str] | None:
-        """Returns the columns to read from a file, None for all."""
-        if self.features is None:
-            return None
-        by = list(self.by) if isinstance(self.by, (list, tuple)) else [self.by]
-        names = [*by, self.target, *self.features]
-        return [str(name) for name in names if name is not None]
-
     def _raw(self, X: Any, groups: Any) -> tuple[NDArray[np.float64], Columns]:
         check_is_fitted(self, "_served")
-        data, _ = self._open(X, reset=False)
+        data, _ = open_data(self, X, reset=False)
         parts, served = self._layout, self._served
         layout(data.names, None if self._groups_apart else list(parts.by), None, parts.features)
         if self._groups_apart:

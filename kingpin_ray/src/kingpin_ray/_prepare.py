@@ -1,0 +1,168 @@
+"""From parameters and data of any kind to a run: what will be trained, and on what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from scipy.sparse import issparse
+from sklearn.utils.validation import check_array
+
+from kingpin_ray import _plan
+from kingpin_ray._errors import InputError, ParameterError
+from kingpin_ray._frame import Columns, array_columns, build_frame, columns_of, layout
+from kingpin_ray._inputs import key_columns, one_column
+from kingpin_ray._parameters import task_of
+from kingpin_ray._run import Run
+from kingpin_ray._session import actor_count, ray_is_running, ray_session
+from kingpin_ray._shuffle import Shuffled
+from kingpin_ray._source import (
+    Files,
+    available_memory,
+    dataset_table,
+    expand,
+    is_dataset,
+    is_path,
+    read_paths,
+)
+
+if TYPE_CHECKING:
+    from contextlib import ExitStack
+
+    from numpy.typing import NDArray
+
+    from kingpin_ray._engine import Task
+
+
+def open_data(estimator: Any, X: Any, *, reset: bool) -> tuple[Columns, bool]:
+    """Returns the columns of an input, and whether it is an array of features alone."""
+    if is_path(X):
+        return columns_of(read_paths(X, _needed(estimator))), False
+    if is_dataset(X):
+        return columns_of(dataset_table(X)), False
+    if isinstance(X, (pa.Table, pa.RecordBatch)) or hasattr(X, "iloc"):
+        return columns_of(X), False
+    if issparse(X):
+        raise InputError("sparse input is not supported; use X.toarray() where it fits memory")
+    if isinstance(X, Mapping):
+        return columns_of(X), False  # raises, naming what is allowed
+    array = check_array(X, ensure_all_finite=False, dtype="numeric", estimator=estimator)
+    if not reset and array.shape[1] != estimator.n_features_in_:
+        raise InputError(
+            f"X has {array.shape[1]} features, but {type(estimator).__name__} is expecting "
+            f"{estimator.n_features_in_} features as input"
+        )
+    return array_columns(array), True
+
+
+def _needed(estimator: Any) -> list[str] | None:
+    """Returns the columns to read from a file, None for all."""
+    if estimator.features is None:
+        return None
+    by = list(estimator.by) if isinstance(estimator.by, (list, tuple)) else [estimator.by]
+    names = [*by, estimator.target, *estimator.features]
+    return [str(name) for name in names if name is not None]
+
+
+def prepare(
+    estimator: Any, X: Any, y: Any, groups: Any, seed: int | None, session: ExitStack
+) -> Run:
+    """Returns what a call to `fit` or `resume` will do.
+
+    Args:
+        estimator: whose parameters count.
+        X: as for `fit`.
+        y: as for `fit`.
+        groups: as for `fit`.
+        seed: of folds and models; None draws one.
+        session: keeps a Ray that had to be started for reading.
+
+    Raises:
+        ParameterError: a parameter has a value that is not allowed.
+        InputError: the data cannot be used.
+    """
+    task = task_of(estimator)
+    if seed is None:
+        seed = int(np.random.default_rng().integers(2**31))
+    if (
+        y is None
+        and groups is None
+        and estimator.target is not None
+        and (is_path(X) or is_dataset(X))
+    ):
+        run = _prepare_parts(estimator, X, task, int(seed), session)
+        if run is not None:
+            return run
+    data, features_only = open_data(estimator, X, reset=True)
+    if y is None:
+        if estimator.target is None:
+            raise ParameterError(
+                "requires y to be passed, but the target y is None; or name its column by target="
+            )
+        parts = layout(data.names, estimator.by, estimator.target, estimator.features)
+    else:
+        # X may hold the target still, as GridSearchCV hands it on: learning from it would leak.
+        parts = layout(data.names, estimator.by, None, estimator.features, barred=estimator.target)
+    frame = build_frame(
+        data,
+        parts,
+        None if y is None else one_column(y, "y"),
+        None if groups is None else key_columns(groups),
+        task.model.classifier,
+        int(seed),
+    )
+    return Run(
+        task=task,
+        frame=frame,
+        layout=parts,
+        groups_apart=groups is not None,
+        seed=int(seed),
+        n_features_in=len(data.names) if features_only else len(parts.features),
+        paths=expand(X) if is_path(X) else None,
+    )
+
+
+def _prepare_parts(estimator: Any, X: Any, task: Task, seed: int, session: ExitStack) -> Run | None:
+    """Returns a run whose data is read by Ray tasks; None when it should be read here."""
+    if (
+        _plan.check_plan(estimator.plan) not in ("auto", "task")
+        or estimator.fallback == "parent"
+        or not estimator.by
+    ):
+        return None
+    files = None
+    if is_path(X):
+        files = Files(X, _needed(estimator))
+        names, rows = files.columns, files.n_rows
+    else:
+        names, rows = list(X.columns()), X.count()
+    parts = layout(names, estimator.by, estimator.target, estimator.features)
+    if estimator.plan == "auto" and files is not None:
+        seconds = predicted_seconds(task, np.array([rows]), len(parts.features))
+        small = files.column_bytes() < available_memory() // 8
+        if small and _plan.choose(seconds, ray_is_running(), estimator.num_actors) == "local":
+            return None
+    ray = session.enter_context(ray_session(estimator.num_actors))
+    columns = [*parts.by, parts.target, *parts.features]
+    if files is not None:
+        pieces: list[Any] = list(files.parts(2 * actor_count(ray, estimator.num_actors, 1 << 30)))
+    else:
+        pieces = X.select_columns(columns).to_arrow_refs()
+    frame = Shuffled(ray, pieces, columns, parts, task.model.classifier, seed)
+    return Run(
+        task=task,
+        frame=frame,
+        layout=parts,
+        groups_apart=False,
+        seed=seed,
+        n_features_in=len(parts.features),
+        paths=None if files is None else files.names,
+    )
+
+
+def predicted_seconds(task: Task, counts: NDArray[np.int64], features: int) -> float:
+    """Returns the seconds of one core that all fits of a task are predicted to take."""
+    fits = len(task.configs) * (task.split.n_folds if task.split else 0) + 1
+    return _plan.predicted_seconds(task.model, counts, features, fits)
