@@ -3,6 +3,7 @@
 import math
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -144,6 +145,7 @@ def test_not_contiguous_is_read_right():
     x = features(60, 40)
     assert torch.equal(round_trip(x[:, ::2], SQ(4)), round_trip(x[:, ::2].contiguous(), SQ(4)))
     assert torch.equal(round_trip(x.t()[::2], SQ(4)), round_trip(x.t()[::2].contiguous(), SQ(4)))
+    assert torch.equal(round_trip(x.numpy()[::-1], SQ(4)), round_trip(x.flip(0), SQ(4)))
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
@@ -155,6 +157,16 @@ def test_not_finite_is_refused_with_its_place(bad):
     assert (caught.value.count, caught.value.row, caught.value.column) == (2, 4321, 2)
     codec, codes, _ = packed(x, SQ(8), nan="zero")
     assert codec.decode(codes)[4321, 2].abs() < 0.1
+
+
+def test_masked_values_are_missing_ones():
+    x = np.ma.masked_array(features(9, 4).numpy(), np.zeros((9, 4), bool))
+    assert torch.equal(round_trip(x, SQ(8)), round_trip(x.data, SQ(8)))
+    x[5, 2] = np.ma.masked
+    with pytest.raises(NonFiniteError, match="row 5, column 2"):
+        packed(x, SQ(4))
+    codec, codes, _ = packed(x, SQ(16), nan="zero")
+    assert codec.decode(codes)[5, 2].abs() < 1e-3
 
 
 def test_a_double_beyond_float32_is_refused():
@@ -194,6 +206,8 @@ REFUSED = {
     "complex": (torch.zeros(2, 2, dtype=torch.complex64), "complex64"),
     "scalar": (torch.tensor(1.0), "single number"),
     "list": ([[1.0]], "list"),
+    "meta": (torch.zeros(2, 2, device="meta"), "meta tensor"),
+    "masked": (np.ma.masked_array([[1], [2]], [[0], [1]]), r"masks 1 value\(s\), and int64"),
 }
 
 

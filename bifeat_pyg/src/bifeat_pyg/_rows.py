@@ -72,8 +72,11 @@ def accepted(features: Any, name: str) -> Tensor:
     """Returns features as a strided CPU tensor without copying, or says why they cannot be used.
 
     Raises:
-        FeatureError: sparse, quantized, complex, of objects, or not an array at all.
+        FeatureError: sparse, quantized, complex, masked integers, without data, of objects, or not
+            an array at all.
     """
+    if isinstance(features, np.ma.MaskedArray):
+        features = _unmasked(features, name)
     if isinstance(features, np.ndarray):
         if features.dtype.kind not in "biuf" or features.dtype.itemsize > 8:
             raise FeatureError(
@@ -95,6 +98,8 @@ def accepted(features: Any, name: str) -> Tensor:
             f"{name} is sparse ({features.layout}); features are stored dense. Convert with "
             ".to_dense() (0/1 features then take 1 bit a value as bool)"
         )
+    if features.is_meta:
+        raise FeatureError(f"{name} is a meta tensor, which holds no values; load the features")
     if features.dim() == 0:
         raise FeatureError(f"{name} is a single number; features have one row for each node")
     if features.dtype not in _INTEGRAL + _FLOATING:
@@ -103,7 +108,21 @@ def accepted(features: Any, name: str) -> Tensor:
     return rows
 
 
+def _unmasked(array: np.ma.MaskedArray, name: str) -> np.ndarray:
+    """Returns the values, NaN where they are masked: what lies under a mask must not be stored."""
+    if not np.ma.is_masked(array):
+        return np.asarray(array.data)
+    if array.dtype.kind != "f":
+        raise FeatureError(
+            f"{name} masks {int(np.count_nonzero(array.mask))} value(s), and {array.dtype} has no NaN "
+            "to mark them; fill them with .filled(...)"
+        )
+    return np.asarray(array.filled(np.nan))
+
+
 def _from_numpy(array: np.ndarray) -> Tensor:
+    if any(stride < 0 for stride in array.strides):
+        array = array.copy()  # torch has no negative strides
     if array.flags.writeable:
         return torch.from_numpy(array)
     # torch warns of read-only memory because it could be written through the tensor; it is not
