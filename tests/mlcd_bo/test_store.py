@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -216,3 +217,91 @@ def test_killed_at_any_point_a_resume_ends_the_same(tmp_path):
         again = mlcd.DeploymentOptimizer.resume(path)
         rest = f"{again.run(world()).deployment.key} {len(again.trials)}"
     assert rest.split() == f"{best.deployment.key} {len(straight.trials)}".split()
+
+
+def _content(**changes):
+    def edit(content):
+        return {**content, **changes}
+
+    return "search", edit
+
+
+def _trial(**changes):
+    def edit(content):
+        return {**content, **changes}
+
+    return "trial", edit
+
+
+@pytest.mark.parametrize(
+    ("table", "edit"),
+    [
+        ("search", lambda content: [content]),
+        ("search", lambda content: {"format": 1}),
+        _content(scenario={"objective": "speed"}),
+        _content(scenario=[1]),
+        _content(job={"total_samples": "many"}),
+        _content(types=[{"name": "small"}]),
+        _content(types=5),
+        _content(deployments=[["large", 1, False, []]]),
+        _content(deployments=[["small"]]),
+        _content(strategy="luck"),
+        _content(strategy=["gittins"]),
+        _content(seed=-1),
+        _content(seed="a"),
+        _content(earlier=[[{"type": {}}]]),
+        _content(earlier=3),
+        ("trial", lambda content: []),
+        ("trial", lambda content: {}),
+        _trial(observation={"speed": 1.0}),
+        _trial(observation=None),
+        _trial(price_per_hour=-1),
+        _trial(batch="first"),
+    ],
+)
+def test_an_edited_store_is_refused_in_words(tmp_path, table, edit):
+    path = tmp_path / "search.db"
+    search = begun(path)
+    search.tell(mlcd.Trial(search.space[0], mlcd.Observation(1.0, 0.0, 1.0, 1.0)))
+    with closing(sqlite3.connect(path)) as database, database:
+        (content,) = database.execute(f"SELECT content FROM {table}").fetchone()
+        changed = json.dumps(edit(json.loads(content)))
+        database.execute(f"UPDATE {table} SET content = ?", [changed])
+    for opened in (mlcd.DeploymentOptimizer.resume, mlcd.DeploymentOptimizer.look):
+        with pytest.raises(mlcd.StoreError, match=r"search\.db"):
+            opened(path)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE search SET content = 'not JSON'",
+        "UPDATE trial SET content = '{'",
+        "UPDATE trial SET deployment = -1",
+        "UPDATE trial SET deployment = 99",
+        "UPDATE trial SET deployment = 'small x1'",
+        "INSERT INTO lost VALUES (-1, 2)",
+        "INSERT INTO lost VALUES ('a', 2)",
+        "INSERT INTO running VALUES (99, 0, 1, 2, 'elsewhere', 1)",
+        "INSERT INTO running VALUES (-1, 0, 1, 2, 'elsewhere', 1)",
+        "INSERT INTO running VALUES (0, 0, 'a', 2, 'elsewhere', 1)",
+        "INSERT INTO running VALUES (0, 0, 5, 2, 'elsewhere', 1)",
+    ],
+)
+def test_a_damaged_store_is_refused_in_words(tmp_path, statement):
+    path = tmp_path / "search.db"
+    search = begun(path)
+    search.tell(mlcd.Trial(search.space[0], mlcd.Observation(1.0, 0.0, 1.0, 1.0)))
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute(statement)
+    with pytest.raises(mlcd.StoreError, match="damaged or was edited"):
+        mlcd.DeploymentOptimizer.resume(path)
+
+
+@pytest.mark.parametrize("path", [".", "", 5, b"s.db"])
+def test_a_store_is_a_file(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(mlcd.StoreError, match="store"):
+        begun(path)
+    with pytest.raises(mlcd.StoreError, match="is not there"):
+        mlcd.DeploymentOptimizer.resume(path)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ._check import positive_int
+from ._check import positive_int, whole
 from ._errors import (
     InvalidInput,
     NoFeasibleDeployment,
@@ -31,7 +31,7 @@ from ._recommendation import Recommendation
 from ._scenario import Scenario
 from ._situation import Situation
 from ._space import Deployment, SearchSpace
-from ._store import Store, check_same, search_fields, space_of, trial_of
+from ._store import Store, check_same, search_fields, sound, space_of
 from ._strategies import strategy_named
 from ._transfer import EarlierJob, TransferModel
 from ._trial import Limits, Observation, Profiler, Trial, TrialCost
@@ -96,7 +96,7 @@ class DeploymentOptimizer:
         self.scenario = scenario
         self.job = job
         self.strategy = strategy
-        self.seed = int(seed)
+        self.seed = whole("seed", seed)
         self.trials: list[Trial] = []
         self._decider = strategy_named(strategy)
         self._earlier = [_earlier(job) for job in earlier]
@@ -115,7 +115,7 @@ class DeploymentOptimizer:
             self._store.begin(
                 search_fields(space, scenario, job, strategy, self.seed, self._earlier)
             )
-            if self._store.trials():
+            if self._store.trials(space):
                 raise StoreError(
                     f"store {str(store)!r} already holds trials of this search; go on with "
                     "DeploymentOptimizer.resume(store), or give another path"
@@ -162,24 +162,22 @@ class DeploymentOptimizer:
         trial_cost: Callable[[Deployment], float] | None = None,
     ) -> "DeploymentOptimizer":
         """Returns the kept search to look at; one that is being run is not disturbed."""
-        if not Path(store).is_file():
+        if not isinstance(store, str | PathLike) or not Path(store).is_file():
             raise StoreError(f"store {str(store)!r} is not there; give the file of a search")
         file = Store(store)
         content = file.content()
         if content is None:
             raise StoreError(f"store {str(store)!r} holds no search")
-        if space is not None:
-            check_same(content, space, accept_prices)
-        search = cls(
-            space_of(content) if space is None else space,
-            Scenario(**content["scenario"]),
-            Job(**content["job"]),
-            content["strategy"],
-            content["seed"],
-            earlier=[EarlierJob.from_rows(rows) for rows in content["earlier"]],
-            trial_cost=trial_cost,
-        )
-        search.trials = [trial_of(search.space[row], kept) for row, kept in file.trials()]
+        with sound(store):
+            if space is not None:
+                check_same(content, space, accept_prices)
+            kept = space_of(content) if space is None else space
+            scenario, job = Scenario(**content["scenario"]), Job(**content["job"])
+            earlier = [EarlierJob.from_rows(rows) for rows in content["earlier"]]
+            strategy, seed = content["strategy"], whole("seed", content["seed"])
+            strategy_named(strategy)
+        search = cls(kept, scenario, job, strategy, seed, earlier=earlier, trial_cost=trial_cost)
+        search.trials = file.trials(search.space)
         search._lost = file.lost()
         search._store = file
         return search

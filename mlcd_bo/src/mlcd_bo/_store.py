@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ._catalog import Catalog, InstanceType
+from ._check import at_least_zero
 from ._errors import CatalogChanged, StoreError
 from ._job import Job
 from ._scenario import Scenario
@@ -36,6 +37,18 @@ CREATE TABLE IF NOT EXISTS trial (
 """
 
 
+@contextmanager
+def sound(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turns what goes wrong in reading a kept value into a StoreError that names the file."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as problem:
+        raise StoreError(
+            f"store {str(path)!r} is damaged or was edited ({type(problem).__name__}: {problem}); "
+            "restore a copy of it, or begin a new search with another path"
+        ) from problem
+
+
 class Store:
     """The file of one search.
 
@@ -48,6 +61,8 @@ class Store:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        if not isinstance(path, str | os.PathLike) or not Path(path).name or Path(path).is_dir():
+            raise StoreError(f"store must be the path of a file, got {path!r}; name the file")
         self.path = Path(path)
         self.lines = self.path.with_name(self.path.name + ".jsonl")
         with self._open() as database:
@@ -98,11 +113,12 @@ class Store:
             row = database.execute("SELECT content FROM search").fetchone()
         if row is None:
             return None
-        content: dict[str, Any] = json.loads(row[0])
-        if content.get("format") != _FORMAT:
+        with sound(self.path):
+            content: dict[str, Any] = json.loads(row[0])
+            found = content.get("format")
+        if found != _FORMAT:
             raise StoreError(
-                f"store {str(self.path)!r} has format {content.get('format')!r}, this version "
-                f"reads {_FORMAT}"
+                f"store {str(self.path)!r} has format {found!r}, this version reads {_FORMAT}"
             )
         return content
 
@@ -132,7 +148,7 @@ class Store:
         Raises:
             StoreError: the process that runs them is still alive.
         """
-        with self._open() as database:
+        with sound(self.path), self._open() as database:
             found = database.execute("SELECT row, began, alive, host, process FROM running")
             cut = []
             for row, began, alive, host, process in found.fetchall():
@@ -141,7 +157,8 @@ class Store:
                         f"the search in {str(self.path)!r} is being run by process {process}; "
                         "wait for its end or stop it"
                     )
-                cut.append((row, (alive - began) / 3600))
+                _place(row, len(rate))
+                cut.append((row, at_least_zero("hours of a lost trial", (alive - began) / 3600)))
             if not cut:
                 return
             hours = max(hours for _, hours in cut)
@@ -152,8 +169,11 @@ class Store:
 
     def lost(self) -> list[tuple[float, float]]:
         """Returns hours and dollars of the trials that ended with the process that ran them."""
-        with self._open() as database:
-            return [tuple(row) for row in database.execute("SELECT hours, dollars FROM lost")]
+        with sound(self.path), self._open() as database:
+            return [
+                (at_least_zero("lost hours", hours), at_least_zero("lost dollars", dollars))
+                for hours, dollars in database.execute("SELECT hours, dollars FROM lost")
+            ]
 
     def add(self, row: int, trial: Trial) -> None:
         """Keeps the outcome of a trial."""
@@ -165,11 +185,14 @@ class Store:
             database.execute("DELETE FROM running WHERE row = ?", [row])
         self._note("trial", number=row, **content)
 
-    def trials(self) -> list[tuple[int, dict[str, Any]]]:
-        """Returns every kept outcome with its deployment's place in the space, in order."""
-        with self._open() as database:
+    def trials(self, space: SearchSpace) -> list[Trial]:
+        """Returns every kept trial in order, its deployment taken from `space`."""
+        with sound(self.path), self._open() as database:
             found = database.execute("SELECT deployment, content FROM trial ORDER BY number")
-            return [(row, json.loads(content)) for row, content in found]
+            return [
+                trial_of(space[_place(row, len(space))], json.loads(content))
+                for row, content in found
+            ]
 
 
 def search_fields(
@@ -265,6 +288,13 @@ def trial_of(deployment: Deployment, content: Mapping[str, Any]) -> Trial:
         content["price_per_hour"],
         content["began"],
     )
+
+
+def _place(row: object, length: int) -> int:
+    """Returns `row` if it is the place of a deployment; below zero would count from the end."""
+    if not isinstance(row, int) or not 0 <= row < length:
+        raise ValueError(f"deployment {row!r} is not one of the {length} of the search")
+    return row
 
 
 def _lives(process: int) -> bool:
