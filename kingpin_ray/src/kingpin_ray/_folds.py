@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kingpin_ray._errors import ParameterError
+from kingpin_ray._hashes import mix
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -67,13 +68,6 @@ def fold_of_row(block: Block, split: Split) -> NDArray[np.int64]:
     ordinal = block.ordinals()
     period = np.uint64(split.period)
     lap = (ordinal // split.period).astype(np.uint64)
-    shift = _mix(np.repeat(block.seeds, block.counts) + lap * np.uint64(0x9E3779B97F4A7C15))
+    shift = mix(np.repeat(block.seeds, block.counts) + lap * np.uint64(0x9E3779B97F4A7C15))
     fold = ((ordinal.astype(np.uint64) + shift % period) % period).astype(np.int64)
     return np.where(fold < split.n_folds, fold, -1)
-
-
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of splitmix64: every input bit reaches every output bit."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))

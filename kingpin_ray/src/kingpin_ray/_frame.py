@@ -19,6 +19,7 @@ from kingpin_ray._errors import (
     ParameterError,
     UnsupportedColumnError,
 )
+from kingpin_ray._hashes import row_hashes
 from kingpin_ray._keys import KeyTable, encode, plain_column
 
 if TYPE_CHECKING:
@@ -321,19 +322,35 @@ class Frame:
             first=first,
         )
 
-    def target_sums(self) -> NDArray[np.int64]:
-        """Returns (G, K) rows of each class, or (G, 1) sums of the bits of the target.
+    def class_counts(self) -> NDArray[np.int64]:
+        """Returns (G, K) rows of each class; (G, 0) for regression."""
+        classes = 0 if self.classes is None else len(self.classes)
+        if not classes:
+            return np.zeros((len(self.keys), 0), np.int64)
+        cell = self._owners() * classes + self.y[self.order].astype(np.int64)
+        return np.bincount(cell, minlength=len(self.keys) * classes).reshape(
+            len(self.keys), classes
+        )
 
-        Both tell changed data apart and do not depend on how rows are split into parts.
+    def row_sums(self) -> NDArray[np.uint64]:
+        """Returns (G, K) sums of the hashes of each class's rows; (G, 1) for regression.
+
+        They tell changed data apart, and depend neither on the order of rows nor on how these are
+        split into parts. A regression row's hash is of its target too.
         """
-        owner = np.repeat(np.arange(len(self.keys)), self.counts)
-        if self.classes is not None:
-            size = len(self.keys) * len(self.classes)
-            flat = owner * len(self.classes) + self.y[self.order].astype(np.int64)
-            return np.bincount(flat, minlength=size).reshape(len(self.keys), -1)
-        sums = np.zeros((len(self.keys), 1), np.int64)
-        np.add.at(sums[:, 0], owner, self.y[self.order].astype(np.float64).view(np.int64))
-        return sums
+        cell = self._owners()
+        columns, classes = self.columns, 1
+        if self.classes is None:
+            columns = [self.y, *columns]
+        else:
+            classes = len(self.classes)
+            cell = cell * classes + self.y[self.order].astype(np.int64)
+        sums = np.zeros(len(self.keys) * classes, np.uint64)
+        np.add.at(sums, cell, row_hashes(columns)[self.order])
+        return sums.reshape(len(self.keys), classes)
+
+    def _owners(self) -> NDArray[np.int64]:
+        return np.repeat(np.arange(len(self.keys)), self.counts)
 
     def sample_rows(
         self, positions: NDArray[np.int64]

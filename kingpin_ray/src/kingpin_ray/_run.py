@@ -69,7 +69,9 @@ class Run:
             repr((task.split, task.scoring, task.min_rows, self.seed, self.layout)),
         ]
         digest.update("\n".join(words).encode())
-        for array in (frame.keys.combos, frame.counts, frame.seeds, frame.target_sums()):
+        if frame.classes is not None:
+            digest.update(repr(frame.classes.tolist()).encode())
+        for array in (frame.keys.combos, frame.counts, frame.seeds, frame.row_sums()):
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
 

@@ -37,7 +37,8 @@ class Summary:
         counts: (groups,) usable rows.
         n_dropped: (groups,) rows without a target.
         classes: classes of the part; None for regression.
-        sums: what `Frame.target_sums` returns.
+        class_counts: what `Frame.class_counts` returns.
+        row_sums: what `Frame.row_sums` returns.
         bytes_read: bytes taken from files.
     """
 
@@ -45,7 +46,8 @@ class Summary:
     counts: NDArray[np.int64]
     n_dropped: NDArray[np.int64]
     classes: NDArray[Any] | None
-    sums: NDArray[np.int64]
+    class_counts: NDArray[np.int64]
+    row_sums: NDArray[np.uint64]
     bytes_read: int
 
 
@@ -60,7 +62,13 @@ def load_part(
         table = part.select(columns)
     frame = build_frame(columns_of(table), layout, None, None, classifier, 0, allow_empty=True)
     summary = Summary(
-        frame.keys, frame.counts, frame.n_dropped, frame.classes, frame.target_sums(), bytes_read
+        frame.keys,
+        frame.counts,
+        frame.n_dropped,
+        frame.classes,
+        frame.class_counts(),
+        frame.row_sums(),
+        bytes_read,
     )
     return summary, frame
 
@@ -183,29 +191,33 @@ class Shuffled:
         self.seeds = self.keys.seeds(random_state)
         self.classes: NDArray[Any] | None = None
         self._codes: list[NDArray[np.int64] | None] = [None] * len(summaries)
+        self._class_counts = np.zeros((groups, 0), np.int64)
+        self._row_sums = np.zeros((groups, 1), np.uint64)
         if classifier:
-            self._sums = self._merge_classes(summaries)
+            self._merge_classes(summaries)
         else:
-            self._sums = np.zeros((groups, 1), np.int64)
             for part_ids, summary in zip(self._ids, summaries, strict=True):
-                self._sums[part_ids] += summary.sums
+                self._row_sums[part_ids] += summary.row_sums
         self.bytes_read = sum(s.bytes_read for s in summaries)
         self._pieces: list[list[Any]] = []
 
-    def _merge_classes(self, summaries: Sequence[Summary]) -> NDArray[np.int64]:
+    def _merge_classes(self, summaries: Sequence[Summary]) -> None:
         known = [s.classes for s in summaries if s.classes is not None and len(s.classes)]
         self.classes = np.unique(np.concatenate(known))
-        held = np.zeros((len(self.keys), len(self.classes)), np.int64)
+        shape = (len(self.keys), len(self.classes))
+        self._class_counts = np.zeros(shape, np.int64)
+        self._row_sums = np.zeros(shape, np.uint64)
         for p, summary in enumerate(summaries):
             assert summary.classes is not None
             code = np.searchsorted(self.classes, summary.classes)
             self._codes[p] = np.append(code, -1)  # -1 stays -1
-            held[np.ix_(self._ids[p], code)] += summary.sums
-        return held
+            cells = np.ix_(self._ids[p], code)
+            self._class_counts[cells] += summary.class_counts
+            self._row_sums[cells] += summary.row_sums
 
-    def target_sums(self) -> NDArray[np.int64]:
-        """Returns what `Frame.target_sums` returns for the same rows."""
-        return self._sums
+    def row_sums(self) -> NDArray[np.uint64]:
+        """Returns what `Frame.row_sums` returns for the same rows."""
+        return self._row_sums
 
     def scatter(self, chunks: Sequence[Chunk]) -> None:
         """Splits every part by chunk; the parts themselves are let go."""
@@ -239,7 +251,7 @@ class Shuffled:
         classes = 0 if self.classes is None else len(self.classes)
         y: NDArray[np.generic] = np.zeros(int(counts.sum()))
         if classes:
-            held = self._sums[groups]
+            held = self._class_counts[groups]
             y = np.repeat(np.tile(np.arange(classes), len(groups)), held.reshape(-1))
         return Block(
             np.zeros((len(y), 0)),
@@ -268,5 +280,5 @@ class Shuffled:
 
     def only_class(self, group: int) -> int:
         """Returns the class of a group that holds one class only, else -1."""
-        present = np.flatnonzero(self._sums[group])
+        present = np.flatnonzero(self._class_counts[group])
         return int(present[0]) if len(present) == 1 else -1
