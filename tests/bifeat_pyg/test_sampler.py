@@ -240,7 +240,19 @@ def refuse_edge(data):
     return CSCNeighborSampler(data, [2])
 
 
+def with_edges(data, edge_index):
+    data.edge_index = edge_index
+    return CSCNeighborSampler(data, [2])
+
+
 REFUSED = {
+    "float edges": (lambda d: with_edges(d, d.edge_index.float()), "are torch.float32; node num"),
+    "bool edges": (lambda d: with_edges(d, d.edge_index > 5), "are torch.bool"),
+    "three rows": (
+        lambda d: with_edges(d, torch.zeros(3, 9).long()),
+        r"\[2, edges\]; got \[3, 9\]",
+    ),
+    "edge list": (lambda d: with_edges(d, [[0], [1]]), "got list"),
     "missing node": (refuse_edge, r"edge 5 goes from node 400 .* 400 source"),
     "no edges": (lambda d: CSCNeighborSampler(Data(x=d.x), [2]), "no edges"),
     "a list": (lambda d: CSCNeighborSampler([d], [2]), "got list"),

@@ -13,6 +13,7 @@ from bifeat_pyg._sampling import Columns, compress
 EdgeType = tuple[str, str, str]
 # The one edge type, and node type "", of a graph without types.
 ONLY: EdgeType = ("", "", "")
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 @dataclass(frozen=True)
@@ -70,9 +71,21 @@ def read_graph(source: Any, time_attr: str | None) -> Graph:
 def _edges(store: GraphStore) -> dict[EdgeType, Tensor]:
     if not store.get_all_edge_attrs():
         raise LoaderError("the graph has no edges; set edge_index (or put one into the GraphStore)")
+    for part in store.edge_stores if isinstance(store, (Data, HeteroData)) else ():
+        edge_index = part.get("edge_index")
+        shape = list(edge_index.shape) if isinstance(edge_index, Tensor) else []
+        if edge_index is not None and (len(shape) != 2 or shape[0] != 2):
+            got = shape if isinstance(edge_index, Tensor) else type(edge_index).__name__
+            raise LoaderError(f"edge_index must be integers [2, edges]; got {got}")
     row, col, _ = store.coo()
     if not isinstance(row, dict):
         row, col = {ONLY: row}, {ONLY: col}
+    for kind, ends in [*row.items(), *col.items()]:
+        if ends.dtype not in _INTEGERS:
+            raise LoaderError(
+                f"edges{'' if kind == ONLY else f' {kind}'} are {ends.dtype}; node numbers are "
+                "integers: convert with .long()"
+            )
     return {kind: torch.stack((row[kind], col[kind])) for kind in row}
 
 
