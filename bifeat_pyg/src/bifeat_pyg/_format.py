@@ -199,10 +199,12 @@ def read_table(folder: Path, entry: dict[str, Any]) -> tuple[Key, PackedTable]:
         if not path.is_file():
             raise FormatError(f"{path} is missing; copy it again or quantize again")
     size = codes_path.stat().st_size
-    if size != rows * stride or stride < row_bytes:
+    # The stride too, or half as many rows of twice the bytes would pass for what was written.
+    if size != rows * stride or stride != stride_of(row_bytes):
         raise FormatError(
-            f"{codes_path} has {size} bytes, {rows} rows of {stride} take {rows * stride}: it was "
-            "cut off or changed; copy it again or quantize again"
+            f"{codes_path} has {size} bytes, {rows} rows of {stride_of(row_bytes)} take "
+            f"{rows * stride_of(row_bytes)}: it or {MANIFEST} was cut off or changed; copy it "
+            "again or quantize again"
         )
     if checksum(params_path) != expected:
         raise ChecksumError(f"{params_path} is not what was written; copy it again")
