@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from bifeat_pyg import (
     SQ,
     VQ,
+    Dequantize,
     FeatureError,
     FormatError,
     NonFiniteError,
@@ -348,3 +349,11 @@ def test_decode_refuses_floats_and_narrow_rows():
         codec.decode(codec.decode(codes))
     with pytest.raises(FormatError, match=r"\[N, 4\]"):
         codec.decode(codes[:, :3])
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bool, "float32", None])
+def test_decode_to_what_is_no_float_is_refused(dtype):
+    codec, codes, _ = packed(features(9, 8), SQ(4))
+    for use in (lambda: codec.decode(codes, dtype), lambda: Dequantize(codec, dtype)):
+        with pytest.raises(SpecError, match="dequantized to a float dtype"):
+            use()

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from bifeat_pyg._errors import FeatureError
-from bifeat_pyg.quantizers._base import Codec
+from bifeat_pyg.quantizers._base import Codec, check_dtype
 
 
 class Dequantize(nn.Module):
@@ -19,6 +19,7 @@ class Dequantize(nn.Module):
 
     Raises:
         FeatureError: `codec` is not a codec.
+        SpecError: `dtype` is not a float dtype.
 
     Example:
         >>> model = nn.Sequential(Dequantize(packed.x_codec), nn.Linear(64, 10))
@@ -31,6 +32,7 @@ class Dequantize(nn.Module):
             raise FeatureError(
                 f"codec is a {type(codec).__name__}; pass data.x_codec or store.codec(...)"
             )
+        check_dtype(dtype)
         self.codec = codec
         self.dtype = dtype
 

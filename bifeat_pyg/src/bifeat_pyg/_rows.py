@@ -114,8 +114,8 @@ def _unmasked(array: np.ma.MaskedArray, name: str) -> np.ndarray:
         return np.asarray(array.data)
     if array.dtype.kind != "f":
         raise FeatureError(
-            f"{name} masks {int(np.count_nonzero(array.mask))} value(s), and {array.dtype} has no NaN "
-            "to mark them; fill them with .filled(...)"
+            f"{name} masks {int(np.count_nonzero(array.mask))} value(s), and {array.dtype} has no "
+            "NaN to mark them; fill them with .filled(...)"
         )
     return np.asarray(array.filled(np.nan))
 

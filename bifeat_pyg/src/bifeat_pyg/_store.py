@@ -154,6 +154,7 @@ class QuantizedFeatureStore(FeatureStore):  # type: ignore[misc]
         Raises:
             UnknownAttrError: it is not there, or not packed.
             RowIndexError: an index is outside.
+            SpecError: `dtype` is not a float dtype.
         """
         return self.table(group_name, attr_name).fetch(index, dtype)
 

@@ -91,6 +91,15 @@ class Spec(ABC):
             raise SpecError(f"fields of {cls.__name__} are not understood: {error}") from None
 
 
+def check_dtype(dtype: object) -> None:
+    """Raises SpecError unless `dtype` can hold what is dequantized: others would cut it off."""
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise SpecError(
+            f"dtype is {dtype!r}; features are dequantized to a float dtype, e.g. torch.float32 "
+            "(integers were kept exactly: convert the result)"
+        )
+
+
 # Codecs by fingerprint, for batches that come back from a worker process.
 _KNOWN: "weakref.WeakValueDictionary[str, Codec]" = weakref.WeakValueDictionary()
 
@@ -185,9 +194,11 @@ class Codec(ABC):
             [M, *tail] of `dtype`.
 
         Raises:
+            SpecError: `dtype` is not a float dtype.
             FormatError: `packed` is not uint8 rows of this codec.
             RowIndexError: an index is outside the table.
         """
+        check_dtype(dtype)
         if packed.dtype != torch.uint8 or packed.dim() != 2 or packed.shape[1] < self.row_bytes:
             raise FormatError(
                 f"packed rows must be uint8 of shape [N, {self.row_bytes}] for {self.spec}; got "
