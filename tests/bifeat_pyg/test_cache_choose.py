@@ -91,6 +91,32 @@ BAD_CACHES = {
         "alone takes 1600",
     ),
     "negative": (lambda s: CachedRows(s, torch.ones(400), rows=-1), LoaderError, "-1"),
+    "degrees": (lambda s: CachedRows(s, [1] * 400, rows=2), LoaderError, "degree is a list"),
+    "NaN": (
+        lambda s: CachedRows(s, torch.full((400,), torch.nan), rows=2),
+        LoaderError,
+        "400 NaN",
+    ),
+    "part": (
+        lambda s: CachedRows(s, torch.ones(400), rows=3.5),
+        LoaderError,
+        "rows is 3.5",
+    ),
+    "budget part": (
+        lambda s: CachedRows(s, torch.ones(400), budget_bytes="1 GB"),
+        LoaderError,
+        "budget_bytes is '1 GB'",
+    ),
+    "type": (
+        lambda s: CachedRows(quantize(hetero()), torch.ones(400), rows=1, group_name="movie"),
+        UnknownAttrError,
+        "no node type 'movie'; there are: .'paper', 'author'",
+    ),
+    "no types": (
+        lambda s: CachedRows(quantize(graph()), torch.ones(400), rows=1, group_name="movie"),
+        UnknownAttrError,
+        "no node type 'movie'",
+    ),
     "attr": (
         lambda s: CachedRows(s, torch.ones(400), rows=1, attr_name="y"),
         UnknownAttrError,

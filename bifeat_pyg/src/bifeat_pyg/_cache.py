@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 from bifeat_pyg import _dispatch
 from bifeat_pyg._errors import LoaderError, UnknownAttrError
@@ -73,12 +73,20 @@ class CachedRows:
         self.group_name, self.attr_name = group_name, attr_name
         self.device = torch.device(device)
         count = self._table.rows
-        if degree.dim() != 1 or degree.numel() != count:
+        if not isinstance(degree, Tensor):
+            raise LoaderError(
+                f"degree is a {type(degree).__name__}; pass a tensor of {count} numbers"
+            )
+        if degree.dim() != 1 or degree.numel() != count or degree.is_complex():
             raise LoaderError(
                 f"degree must have one number for each of the {count} rows; got "
-                f"{list(degree.shape)}"
+                f"{degree.dtype} {list(degree.shape)}"
             )
         kept = _how_many(rows, budget_bytes, count, self._table.codec.row_bytes)
+        if bool(degree.isnan().any()):
+            raise LoaderError(
+                f"degree holds {int(degree.isnan().sum())} NaN; give 0 for rows that nobody wants"
+            )
         chosen = degree.cpu().argsort(descending=True, stable=True)[:kept]
         # -1: not in the cache
         self._place = torch.full((count,), -1, dtype=torch.int32, device=self.device)
@@ -126,7 +134,12 @@ class CachedRows:
         return out
 
     def fetch(self, index: Any, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Returns rows as floats on the device, [M, *row shape]."""
+        """Returns rows as floats on the device, [M, *row shape].
+
+        Raises:
+            RowIndexError: an index is outside the table.
+            SpecError: `dtype` is not a float dtype.
+        """
         return self.codec.decode(self.gather(index), dtype)
 
     def __repr__(self) -> str:
@@ -139,6 +152,9 @@ class CachedRows:
 def _table_of(source: Any, group: str | None, attr: str) -> PackedTable:
     if isinstance(source, QuantizedFeatureStore):
         return source.table(group, attr)
+    if group is not None and (not isinstance(source, HeteroData) or group not in source.node_types):
+        held = source.node_types if isinstance(source, HeteroData) else "none"
+        raise UnknownAttrError(f"there is no node type {group!r}; there are: {held}")
     part = source[group] if group is not None else source
     codec = part.get(attr + SUFFIX) if isinstance(part, Data) or hasattr(part, "get") else None
     if not isinstance(codec, Codec):
@@ -152,11 +168,14 @@ def _table_of(source: Any, group: str | None, attr: str) -> PackedTable:
 def _how_many(rows: int | None, budget: int | None, count: int, row_bytes: int) -> int:
     if (rows is None) == (budget is None):
         raise LoaderError("give rows or budget_bytes, one of them")
+    for name, value in (("rows", rows), ("budget_bytes", budget)):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+            raise LoaderError(f"{name} is {value!r}; it must be a whole number")
     if rows is not None:
         if rows < 0:
             raise LoaderError(f"rows is {rows}; it must not be negative")
         return min(rows, count)
-    left = int(budget or 0) - 4 * count
+    left = (budget or 0) - 4 * count
     if left < 0:
         raise LoaderError(
             f"budget_bytes is {budget}; the index of {count} rows alone takes {4 * count}"
