@@ -1,6 +1,8 @@
 import os
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -77,6 +79,9 @@ def test_nothing_feasible_has_its_own_status_and_still_a_report(trace, tmp_path,
         (["plan", "CATALOG", "--samples", "1", "--budget", "2", "--deadline", "2"], "objective"),
         (["plan", "CATALOG", "--samples", "1", "--strategy", "best"], "gittins"),
         (["plan", "CATALOG", "--samples", "1", "--counts", "0"], "counts"),
+        (["plan", "CATALOG", "--samples", "1", "--seed", "-1"], "seed must be a whole number"),
+        (["plan", "CATALOG", "--samples", "nan"], "total_samples"),
+        (["run", "CATALOG", "x.py", "--samples", "1", "--args", '"x'], "--args '\"x' cannot be"),
         (["plan", "no.yaml", "--samples", "1"], "cannot be read"),
         (["run", "CATALOG", "no_script.py", "--samples", "1"], "not a file"),
         (["replay", "no.csv"], "cannot be read"),
@@ -92,6 +97,27 @@ def test_bad_input_is_one_line(command, says, catalog, capsys):
     assert says in said
     assert said.startswith("mlcd: ")
     assert "Traceback" not in said
+
+
+def test_edited_stores_and_full_disks_are_one_line(tmp_path, capsys, monkeypatch):
+    store = tmp_path / "search.db"
+    kinds = mlcd.Catalog([mlcd.InstanceType("a", 1.0)])
+    space = mlcd.SearchSpace(kinds, [1, 2])
+    mlcd.DeploymentOptimizer(space, mlcd.Scenario.fastest(), mlcd.Job(total_steps=9), store=store)
+    with closing(sqlite3.connect(store)) as database, database:
+        database.execute("UPDATE search SET content = '[]'")
+    for command in (["resume", str(store)], ["report", str(store), str(tmp_path / "out")]):
+        assert main(command) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("mlcd: store")
+        assert "damaged or was edited" in said
+
+    def full(*_args, **_options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(mlcd.Catalog, "aws", full)
+    assert main(["catalog"]) == 2
+    assert "No space left on device; check the path" in capsys.readouterr().err
 
 
 def test_catalog_lists(catalog, capsys):

@@ -285,3 +285,11 @@ def test_the_limit_is_kept_once_an_incumbent_keeps_it(case):
         held = kept
     if held:
         assert keeps(search.recommend().deployment)
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, "a", None, float("nan"), True])
+def test_seed_refused(seed):
+    with pytest.raises(mlcd.InvalidInput, match="seed must be a whole number"):
+        mlcd.DeploymentOptimizer(two_types(), mlcd.Scenario.fastest(), HOUR, seed=seed)
+    with pytest.raises(mlcd.InvalidInput, match="seed must be a whole number"):
+        mlcd.TraceProfiler(Trace("none", {}, two_types()), seed=seed)

@@ -37,6 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MLCDError as problem:
         print(f"mlcd: {problem}", file=sys.stderr)
         return 2
+    except OSError as problem:
+        print(f"mlcd: {problem}; check the path, its rights and the disk", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("mlcd: interrupted; with --store, go on by `mlcd resume STORE`", file=sys.stderr)
         return 130
@@ -157,6 +160,15 @@ def _trial_cost(args: argparse.Namespace) -> TrialCost:
     return TrialCost(args.startup_s, 0.0, args.probe_s)
 
 
+def _words(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as problem:
+        raise InvalidInput(
+            f"--args {text!r} cannot be split as a shell would: {problem}; close every quote"
+        ) from problem
+
+
 def _plan(args: argparse.Namespace) -> int:
     space = SearchSpace(_read_catalog(args.catalog), args.counts)
     job = Job(args.steps, args.samples, batch_policy=args.batch_policy)
@@ -175,9 +187,10 @@ def _plan(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    words = _words(args.args)
     profiler = LocalTorchrun(
         args.script,
-        shlex.split(args.args),
+        words,
         pattern=args.pattern,
         probe_s=args.probe_s,
         startup_s=args.startup_s,
@@ -189,7 +202,7 @@ def _run(args: argparse.Namespace) -> int:
             args.steps,
             args.samples,
             args.script,
-            tuple(shlex.split(args.args)),
+            words,
             args.checkpoint,
             args.batch_policy,
         ),

@@ -6,7 +6,7 @@ from os import PathLike
 import numpy as np
 
 from .._catalog import Catalog
-from .._check import positive
+from .._check import positive, whole
 from .._errors import InvalidInput, TraceError
 from .._job import Job
 from .._space import Deployment, SearchSpace
@@ -32,7 +32,7 @@ class TraceProfiler:
 
     Raises:
         TraceError: the file or a cell of it is not usable.
-        InvalidInput: the noise is out of its range.
+        InvalidInput: the noise or the seed is out of its range.
 
     Example:
         >>> profiler = TraceProfiler("runs.csv")  # doctest: +SKIP
@@ -64,7 +64,7 @@ class TraceProfiler:
         self.trace = trace
         self.space: SearchSpace = trace.space
         self.noise = float(noise)
-        self.seed = int(seed)
+        self.seed = whole("seed", seed)
         self._trial_cost = trial_cost or TrialCost()
 
     def job_of(self, hours: float) -> Job:
