@@ -3,10 +3,13 @@ import json
 
 import numpy as np
 import pytest
+import torch
+from flwr.serverapp.strategy import FedAvg
 
 from fedtune_flwr import (
     ConfigError,
     Emulator,
+    FedTune,
     Int,
     Log,
     ProxyError,
@@ -202,3 +205,38 @@ def test_the_smallest_proxy_works():
     task = ProxyTask(new_model, data=blobs(1, 3 * CLASSES))
     emulation = Emulator(task, bank=5).emulate([{"log-size": 2.0}], 0)
     assert emulation.x[0].shape[1] == FEATURES
+
+
+@pytest.mark.parametrize(
+    ("model_fn", "words"),
+    [
+        (lambda: torch.nn.Linear(FEATURES + 1, CLASSES), "cannot run on proxy inputs"),
+        (lambda: torch.nn.Linear(FEATURES, CLASSES - 1), r"expected \(2, 3\)"),
+        (lambda: torch.nn.Linear(FEATURES, CLASSES + 1), r"expected \(2, 3\)"),
+        (lambda: torch.nn.Flatten(0), r"shape \(12,\)"),
+        (lambda: None, "returned a NoneType"),
+        (lambda: 1 / 0, "ZeroDivisionError"),
+    ],
+)
+def test_a_model_that_does_not_fit_the_proxy_is_refused_at_once(model_fn, words):
+    task = ProxyTask(model_fn, data=blobs(1, 30))
+    with pytest.raises(ProxyError, match=words):
+        Emulator(task, bank=5)
+    with pytest.raises(ProxyError, match=words):
+        FedTune(FedAvg(), SPACE, task)
+
+
+def test_a_model_that_cannot_be_trained_is_a_proxy_error():
+    class Frozen(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x).detach()
+
+    emulator = Emulator(ProxyTask(lambda: Frozen(FEATURES, CLASSES), data=blobs(1, 30)), bank=5)
+    with pytest.raises(ProxyError, match="cannot be trained"):
+        emulator.reference_model()
+
+
+def test_making_an_emulator_draws_nothing_from_the_global_generator():
+    before = torch.random.get_rng_state()
+    Emulator(proxy(60), bank=5)
+    assert torch.equal(before, torch.random.get_rng_state())

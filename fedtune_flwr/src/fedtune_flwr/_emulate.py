@@ -56,7 +56,7 @@ class Emulator:
         seed: fixes the split, the reference model, the bank and every emulation.
 
     Raises:
-        ProxyError: a count is below 1.
+        ProxyError: a count is below 1, or the model cannot run on the proxy data.
     """
 
     def __init__(
@@ -72,6 +72,7 @@ class Emulator:
         for name, count in (("bank", bank), ("max_clients", max_clients), ("max_size", max_size)):
             if count < 1:
                 raise ProxyError(f"{name}={count!r} must be at least 1")
+        _check_model(task)
         self.task = task
         self.generators = tuple(generators)
         self.bank_size = bank
@@ -84,11 +85,22 @@ class Emulator:
         self._bank_sizes: tuple[int, ...] = ()
 
     def reference_model(self) -> "torch.nn.Module":
-        """The model whose loss on a client's data is one of the metrics; trained once."""
+        """The model whose loss on a client's data is one of the metrics; trained once.
+
+        Raises:
+            ProxyError: it cannot be trained on the proxy data.
+        """
         if self._reference is None:
             x, y = (part[self._reference_index] for part in self.task.data)
             with intra_op_threads(1):
-                self._reference = _train_reference(self.task, x, y, self.seed)
+                try:
+                    self._reference = _train_reference(self.task, x, y, self.seed)
+                except ProxyError:
+                    raise
+                except Exception as error:
+                    raise ProxyError(
+                        f"the model of model_fn cannot be trained on the proxy data: {error!r}"
+                    ) from error
         return self._reference
 
     def measure(self, x: "torch.Tensor", y: "torch.Tensor") -> dict[str, float]:
@@ -243,6 +255,33 @@ def _stratified_split(task: ProxyTask, seed: int) -> "tuple[torch.Tensor, list[n
         reference.extend(rows[:first].tolist())
         rest.append(rows[first:])
     return torch.tensor(reference), rest
+
+
+def _check_model(task: ProxyTask) -> None:
+    """One small batch through a fresh model: better refused here than in the first round."""
+    import torch
+
+    x = task.data[0][:2]
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            model = task.model_fn()
+            # Evaluation mode, since batch normalisation cannot train on so few examples.
+            logits = model.eval()(x) if isinstance(model, torch.nn.Module) else None
+    except Exception as error:
+        raise ProxyError(
+            f"the model of model_fn cannot run on proxy inputs of shape {tuple(x.shape[1:])}: "
+            f"{error!r}"
+        ) from error
+    if logits is None:
+        raise ProxyError(
+            f"model_fn returned a {type(model).__name__}; expected a fresh torch.nn.Module"
+        )
+    shape = tuple(getattr(logits, "shape", ()))
+    if shape != (len(x), task.label_count):
+        raise ProxyError(
+            f"the model of model_fn returned shape {shape} for {len(x)} examples; expected "
+            f"{(len(x), task.label_count)}: one output a class of the proxy data"
+        )
 
 
 def _train_reference(
