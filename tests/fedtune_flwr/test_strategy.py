@@ -3,9 +3,10 @@ import math
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import fixedclipping_mod
+from flwr.serverapp.exception import InconsistentMessageReplies
 from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideFixedClipping,
     DifferentialPrivacyServerSideAdaptiveClipping,
@@ -296,6 +297,118 @@ def test_poisonous_replies_are_set_aside_and_the_rest_averaged(poison, words, ca
     assert strategy.clients[101].quarantined == 2
     without, _ = run(FedTune(FedAvg(**NODES), policy=setting), apps.app(absent), rounds=2)
     assert_same_arrays(poisoned, without)
+
+
+def without_weight(content):
+    del content["metrics"]["num-examples"]
+
+
+def without_arrays(content):
+    del content["arrays"]
+
+
+def with_fewer_arrays(content):
+    del content["arrays"]["2.bias"]
+
+
+def with_a_list_for_a_weight(content):
+    content["metrics"] = MetricRecord({"num-examples": [3.0, 4.0], "partition": 1})
+
+
+def with_another_shape(content):
+    content["arrays"]["2.bias"] = Array(np.zeros(7, dtype=np.float32))
+
+
+def with_a_false_shape(content):
+    sound = content["arrays"]["2.bias"]
+    content["arrays"]["2.bias"] = Array(sound.dtype, (7,), sound.stype, sound.data)
+
+
+def with_broken_bytes(content):
+    sound = content["arrays"]["2.bias"]
+    content["arrays"]["2.bias"] = Array(sound.dtype, sound.shape, sound.stype, b"nothing")
+
+
+def with_another_metric(content):
+    content["metrics"]["loss"] = 1.0
+
+
+def emptied(content):
+    for name in list(content):
+        del content[name]
+
+
+SPOILS = [
+    without_weight, without_arrays, with_fewer_arrays, with_a_list_for_a_weight,
+    with_another_shape, with_a_false_shape, with_broken_bytes, with_another_metric, emptied,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("spoil", SPOILS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("name", ["FedAvg", "FedMedian"])
+def test_one_reply_unlike_the_others_does_not_end_the_run(name, spoil, caplog):
+    def train(message, context):
+        reply = apps.train(message, context)
+        if apps.partition(context) == 0:
+            spoil(reply.content)
+        return reply
+
+    def absent(message, context):
+        if apps.partition(context) == 0:
+            raise RuntimeError("gone")
+        return apps.train(message, context)
+
+    setting = Policy.constant(SPACE, {"lr": 0.3, "local-epochs": 1})
+    strategy = FedTune(STRATEGIES[name](), policy=setting)
+    with caplog.at_level(logging.WARNING, logger="fedtune_flwr"):
+        spoiled, _ = run(strategy, apps.app(train), rounds=2)
+    assert strategy.clients[100].quarantined == 2
+    assert strategy.quarantined == 2
+    assert "reply of node 100 set aside" in caplog.text
+    without, _ = run(FedTune(STRATEGIES[name](), policy=setting), apps.app(absent), rounds=2)
+    assert_same_arrays(spoiled, without)
+
+
+def test_what_all_replies_share_is_the_inner_strategys_affair():
+    def head_only(message, context):
+        reply = apps.train(message, context)
+        arrays = reply.content["arrays"]
+        reply.content["arrays"] = ArrayRecord({k: arrays[k] for k in ("2.weight", "2.bias")})
+        return reply
+
+    strategy = FedTune(FedAvg(fraction_evaluate=0.0, **NODES))
+    grid = FakeGrid(apps.app(head_only), 4)
+    result = strategy.start(grid, apps.initial_arrays(), 1, train_config=ConfigRecord())
+    assert strategy.quarantined == 0
+    assert set(result.arrays) == {"2.weight", "2.bias"}
+
+    def weightless(message, context):
+        reply = apps.train(message, context)
+        without_weight(reply.content)
+        return reply
+
+    with pytest.raises(InconsistentMessageReplies, match="num-examples"):
+        run(FedTune(FedAvg(**NODES)), apps.app(weightless), rounds=1)
+
+
+def test_a_strategy_of_another_author_gets_replies_of_its_own_kind():
+    class Own(FedAvg):
+        def aggregate_train(self, server_round, replies):
+            self.seen = [set(reply.content["arrays"]) for reply in replies]
+            return None, None
+
+    def each_its_own(message, context):
+        reply = apps.train(message, context)
+        with_fewer_arrays(reply.content)
+        if apps.partition(context) == 0:
+            without_weight(reply.content)
+        return reply
+
+    own = Own(**NODES)
+    strategy = FedTune(own)
+    run(strategy, apps.app(each_its_own), rounds=1)
+    assert len(own.seen) == 4
+    assert strategy.quarantined == 0
 
 
 def assert_same_arrays(first, second):

@@ -1,11 +1,12 @@
 """Looking at train replies before the inner strategy averages them."""
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import (
     Bulyan,
     FedAvg,
@@ -21,6 +22,8 @@ from flwr.serverapp.strategy import (
 from ._space import Scalar
 from ._wire import APPLIED_RECORD, METRICS_RECORD
 
+# Their arrays are trees, which no client returns in the shape it received.
+_TREES = (FedXgbBagging, FedXgbCyclic)
 # Their aggregate does not follow the reported weights, or follows them for another purpose.
 _UNWEIGHTED = (Bulyan, FedMedian, FedTrimmedAvg, FedXgbBagging, FedXgbCyclic, MultiKrum, QFedAvg)
 
@@ -56,7 +59,12 @@ def fault(content: RecordDict, key: str) -> str | None:
     """What would poison the average, in a few words; None for a sound reply."""
     for record in content.array_records.values():
         for name, array in record.items():
-            values = array.numpy()
+            try:
+                values = array.numpy()
+            except (TypeError, ValueError, EOFError, OSError) as error:
+                return f"array {name!r} cannot be read ({error})"
+            if tuple(array.shape) != values.shape:
+                return f"array {name!r} claims shape {tuple(array.shape)}, holds {values.shape}"
             if values.dtype.kind in "fc" and not np.isfinite(values).all():
                 return f"array {name!r} holds NaN or infinite values"
     for metrics in content.metric_records.values():
@@ -66,6 +74,99 @@ def fault(content: RecordDict, key: str) -> str | None:
         if not math.isfinite(weight) or weight < 0:
             return f"weight {key}={weight!r} is not a finite number of 0 or more"
     return None
+
+
+def averages_arrays(strategy: Strategy) -> bool:
+    """Whether the innermost strategy averages arrays in Flower's own code.
+
+    That code asks every reply for the same arrays and a weight. A strategy of another author may
+    well accept other replies.
+    """
+    innermost = chain(strategy)[-1]
+    own = type(innermost).aggregate_train.__module__.startswith("flwr.")
+    return own and isinstance(innermost, FedAvg) and not isinstance(innermost, _TREES)
+
+
+def odd_ones(
+    contents: Sequence[RecordDict], key: str, sent: ArrayRecord | None
+) -> list[str | None]:
+    """What sets each reply apart from the others, so that they cannot be averaged with it.
+
+    A single such reply makes Flower's strategies raise. What two or more replies all share, and
+    no other reply contradicts, is how this federation works, or a mistake that the inner strategy
+    should name: it is let through.
+
+    Args:
+        contents: sound replies of one round.
+        key: the key of the aggregation weight.
+        sent: the arrays that were sent, whose names and shapes are expected back.
+
+    Returns:
+        An entry a reply: a few words, or None for one that goes with the rest.
+    """
+    found = [_incomplete(content, key) for content in contents]
+    whole = [i for i, problem in enumerate(found) if problem is None]
+    if len(contents) > 1 and not whole:
+        return [None] * len(contents)
+    layouts = {i: _array_layout(contents[i]) for i in whole}
+    expected = _expected([shapes for _, shapes in layouts.values()], sent)
+    alike = []
+    for i, (_, shapes) in layouts.items():
+        if shapes == expected:
+            alike.append(i)
+        else:
+            names = sorted({name for name, _ in shapes ^ expected})
+            found[i] = f"arrays {', '.join(names)} are missing, new or of another shape"
+    # Flower looks for one and the same record and for the same metrics in all replies.
+    records = {i: (layouts[i][0], _metric_layout(contents[i])) for i in alike}
+    usual = Counter(records.values()).most_common(1)
+    for i, layout in records.items():
+        if layout != usual[0][0]:
+            found[i] = f"records or metrics {_names(layout)}, the others {_names(usual[0][0])}"
+    return found
+
+
+def _incomplete(content: RecordDict, key: str) -> str | None:
+    """What a reply lacks that every reply to an averaging strategy has."""
+    for kind, records in (
+        ("ArrayRecord", content.array_records),
+        ("MetricRecord", content.metric_records),
+    ):
+        if len(records) != 1:
+            return f"it holds {len(records)} records of type {kind}, not one"
+    weight = next(iter(content.metric_records.values())).get(key)
+    if weight is None or isinstance(weight, list):
+        return f"its metrics have no number {key!r}"
+    return None
+
+
+_Shapes = frozenset[tuple[str, tuple[int, ...]]]
+
+
+def _shapes(arrays: ArrayRecord) -> _Shapes:
+    return frozenset((name, tuple(array.shape)) for name, array in arrays.items())
+
+
+def _array_layout(content: RecordDict) -> tuple[str, _Shapes]:
+    name, arrays = next(iter(content.array_records.items()))
+    return name, _shapes(arrays)
+
+
+def _metric_layout(content: RecordDict) -> tuple[str, tuple[str, ...]]:
+    name, metrics = next(iter(content.metric_records.items()))
+    return name, tuple(sorted(metrics))
+
+
+def _names(layout: tuple[str, tuple[str, tuple[str, ...]]]) -> str:
+    return f"{layout[0]!r}, {layout[1][0]!r}: {', '.join(layout[1][1])}"
+
+
+def _expected(layouts: Sequence[_Shapes], sent: ArrayRecord | None) -> _Shapes:
+    """The layout that was sent, unless all of several clients agree on returning another."""
+    wanted = _shapes(sent) if sent is not None else None
+    if wanted is not None and (wanted in layouts or len(set(layouts)) != 1 or len(layouts) < 2):
+        return wanted
+    return layouts[0] if layouts else frozenset()
 
 
 def take_own(content: RecordDict) -> tuple[ConfigRecord | None, ConfigRecord | None]:

@@ -13,14 +13,23 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from ._clients import ClientTable
-from ._cube import PolicyCube
 from ._emulate import Emulator
 from ._errors import ConfigError, FedTuneError, SpaceError, StateError
 from ._generators import DEFAULT_GENERATORS, Generator
 from ._inner import capture, numbers, restore
-from ._metrics import Scaler, as_matrix
 from ._policy import Policy
-from ._replies import chain, fault, mismatch, reweight, take_own, weight_key, weights_matter
+from ._prior import prior_policy
+from ._replies import (
+    averages_arrays,
+    chain,
+    fault,
+    mismatch,
+    odd_ones,
+    reweight,
+    take_own,
+    weight_key,
+    weights_matter,
+)  # fmt: skip
 from ._space import SearchSpace
 from ._state import Saved, StateFolder
 from ._survey import Survey
@@ -312,13 +321,11 @@ class FedTune(Strategy):
             self._read_own(reply)
             problem = fault(reply.content, self._weight_key)
             if problem is not None:
-                self.quarantined += 1
-                self.clients.row(node_id).quarantined += 1
-                log.warning(
-                    "round %d: reply of node %d set aside: %s", server_round, node_id, problem
-                )
+                self._set_aside(server_round, node_id, problem)
                 continue
             kept.append(reply)
+        if averages_arrays(self.strategy):
+            kept = self._without_odd_ones(server_round, kept)
         if self.weight and self.policy is not None:
             self._reweight(kept, self.policy)
         if all(reply.has_error() for reply in kept):
@@ -331,6 +338,21 @@ class FedTune(Strategy):
         if arrays is not None:
             self._last_arrays = arrays
         return arrays, metrics
+
+    def _without_odd_ones(self, server_round: int, replies: list[Message]) -> list[Message]:
+        """Replies, errors included, less those that cannot be averaged with the others."""
+        sound = [reply for reply in replies if not reply.has_error()]
+        problems = odd_ones([r.content for r in sound], self._weight_key, self._last_arrays)
+        odd = {id(r): p for r, p in zip(sound, problems, strict=True) if p is not None}
+        for reply in sound:
+            if id(reply) in odd:
+                self._set_aside(server_round, reply.metadata.src_node_id, odd[id(reply)])
+        return [reply for reply in replies if id(reply) not in odd]
+
+    def _set_aside(self, server_round: int, node_id: int, problem: str) -> None:
+        self.quarantined += 1
+        self.clients.row(node_id).quarantined += 1
+        log.warning("round %d: reply of node %d set aside: %s", server_round, node_id, problem)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -454,33 +476,3 @@ class FedTune(Strategy):
             if not reply.has_error():
                 row = self.clients.row(reply.metadata.src_node_id)
                 reweight(reply, self._weight_key, policy.weight_exponent, row.weight_factor)
-
-
-def prior_policy(
-    space: SearchSpace,
-    metrics: Sequence[dict[str, float]],
-    config: ConfigRecord | dict[str, Any],
-    *,
-    weight: bool,
-) -> Policy:
-    """Rules for when nothing can be tuned: the config's values, moved by the prior slopes.
-
-    Args:
-        space: hyperparameters.
-        metrics: what clients reported; empty gives every client the same values.
-        config: values the median client gets, where they are inside the space; the middle of the
-            space elsewhere.
-        weight: whether aggregation weights may change.
-    """
-    base = {}
-    for name, dimension in space.items():
-        try:
-            base[name] = dimension.coordinate(config[name])  # type: ignore[arg-type]
-        except (KeyError, SpaceError):
-            base[name] = sum(dimension.bounds) / 2
-    scaler = Scaler.fit(as_matrix(metrics))
-    if not metrics:
-        return Policy(space, base, scaler, origin="default")
-    cube = PolicyCube(space, scaler, weight=weight)
-    slopes = {pair: slope for pair, slope in cube.prior.items() if slope}
-    return Policy(space, base, scaler, slopes, 1.0, "prior")
