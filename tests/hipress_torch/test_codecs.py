@@ -111,6 +111,48 @@ def test_any_finite_values_survive_with_feedback(values, name):
     assert torch.allclose(out + residual, x, rtol=1e-4, atol=1e-4 * float(x.abs().max()) + 1e-38)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ["onebit", "tbq"])
+def test_a_huge_gradient_is_refused_once_and_forgotten(name, backend, monkeypatch):
+    monkeypatch.setenv("HIPRESS_TORCH_KERNELS", backend)
+    c = codecs.get(name)()
+    generator = torch.Generator().manual_seed(4)
+    batch = Batch((Segment(0, 0, 4097, 0, 5, 0),))
+    residual = torch.zeros(4097)
+    wire = torch.zeros(c.wire_bytes(4097), dtype=torch.uint8)
+    out, flags = torch.empty(4097), []
+    for scale in (1.0, 8e37, 1.0, 1.0):
+        grad = torch.randn(4097, generator=generator) * scale
+        before = residual.clone()
+        flags += c.encode(batch, grad, 1.0, residual, None, wire, 1).tolist()
+        if flags[-1]:
+            assert torch.equal(residual[:4096], before[:4096])
+            c.undo(batch, grad, 1.0, residual, None, wire)
+            assert torch.equal(residual[:4096], before[:4096])
+    assert flags == [0, 1, 0, 0]
+    c.decode(batch, wire, out)
+    assert out[:4096].abs().max() < 100
+    assert residual.isfinite().all()
+
+
+def test_the_suite_refuses_a_codec_that_a_huge_gradient_poisons():
+    class Poisoned(Halves):
+        def compress(self, x_N: torch.Tensor, wire: torch.Tensor, draw: Draw) -> None:
+            super().compress(x_N + (x_N.sum() - x_N.sum()), wire, draw)
+
+        def encode(self, batch, grad, scale, residual, incoming, wire, stream):
+            flags = super().encode(batch, grad, scale, residual, incoming, wire, stream)
+            if residual is not None:
+                at = [slice(s.grad, s.grad + s.count) for s in batch.segments]
+                for s, a, flag in zip(batch.segments, at, flags.tolist(), strict=True):
+                    if flag and not grad[a].isinf().any() and s.count > 70:
+                        residual[s.residual : s.residual + s.count] = torch.inf
+            return flags
+
+    with pytest.raises(ConformanceError, match="spoils the residual"):
+        check_codec(Poisoned())
+
+
 def test_available_names_all_and_imports_on_demand():
     names = codecs.available()
     assert {"onebit", "tbq", "terngrad", "nbit", "fp16", "bf16", "none"} <= set(names)

@@ -13,6 +13,7 @@ import torch
 from triton.runtime.interpreter import InterpretedFunction
 
 from hipress_torch import codecs
+from hipress_torch._compll._algorithm import ProgramCodec
 from hipress_torch._triton import TritonKernels
 from hipress_torch.codecs import Batch, Codec, Segment
 from tests.hipress_torch.cases import PROGRAMS
@@ -63,6 +64,31 @@ def compare(name: str, options: dict[str, object]) -> None:
     flags = kernels.encode(batch, bad, 1.0, residual, None, wires[0].clone(), 1, c._values)
     assert flags.tolist() == [1] + [0] * (len(counts) - 1)
     assert torch.isfinite(residual).all()
+    compare_huge(c, kernels, generator)
+
+
+def compare_huge(c: ProgramCodec, kernels: TritonKernels, generator: torch.Generator) -> None:
+    """Finite values that overflow in a sum: the same blocks are refused, and left alone."""
+    batch = Batch((Segment(0, 0, 300, 16, 5, 0),))
+    grad = torch.randn(300, generator=generator)
+    grad[:128] = torch.where(grad[:128] < 0.0, -3e38, 3e38)
+    start = torch.randn(300, generator=generator)
+    for feedback in (True, False):
+        kept = []
+        for kind in ("reference", "kernel"):
+            given, residual = grad.clone(), start.clone() if feedback else None
+            wire = torch.zeros(16 + c.wire_bytes(300), dtype=torch.uint8)
+            if kind == "reference":
+                flags = Codec.encode(c, batch, given, 1.0, residual, None, wire, 3)
+            else:
+                flags = kernels.encode(batch, given, 1.0, residual, None, wire, 3, c._values)
+            kept.append((flags.tolist(), given.isnan(), residual))
+        assert kept[0][0] == kept[1][0], (c, kept)
+        assert torch.equal(kept[0][1], kept[1][1]), c
+        if feedback:
+            torch.testing.assert_close(kept[1][2], kept[0][2], rtol=2e-6, atol=2e-6)
+    if c.name == "onebit":
+        assert kept[1][0] == [1]
 
 
 if __name__ == "__main__":

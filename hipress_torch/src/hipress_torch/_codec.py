@@ -127,7 +127,8 @@ class Codec(abc.ABC):
 
         Args:
             batch: the segments.
-            grad: float32 buffer that segments index.
+            grad: float32 buffer that segments index; blocks that cannot be sent become NaN in it,
+                which :meth:`undo` goes by.
             scale: factor on the gradient.
             residual: float32 buffer, updated in place, or None for no error feedback.
             incoming: messages (W, bytes), uint8, each laid out as ``wire`` is, or None.
@@ -135,9 +136,9 @@ class Codec(abc.ABC):
             stream: where random numbers come from.
 
         Returns:
-            For each segment, int32: 0, or 1 when a value was not finite. In the blocks where one
-            was not, the residual keeps its value, and the segment's bytes decode to nothing of
-            use.
+            For each segment, int32: 0, or 1 when a value was not finite, or so large that what is
+            sent or kept of it would not be. In the blocks where one was, the residual keeps its
+            value, and the segment's bytes decode to nothing of use.
         """
         bad = torch.zeros(len(batch.segments), dtype=torch.int32)
         for i, s in enumerate(batch.segments):
@@ -152,13 +153,20 @@ class Codec(abc.ABC):
             out = wire[s.wire : s.wire + size]
             usable = _finite_blocks(y_N, self._unit(s))
             if not bool(usable.all()):
-                bad[i] = 1
                 y_N = torch.where(usable, y_N, 0.0)
             self.compress(y_N, out, Draw(stream, s.parameter, s.position))
+            self.expand(out, decoded_N)
+            lost_N = y_N - decoded_N
+            # Finite values may still overflow in a sum over a block, which would stay for good.
+            result_N = decoded_N if residual is None else lost_N
+            usable = usable & _finite_blocks(result_N, self._unit(s))
+            if not bool(usable.all()):
+                bad[i] = 1
+                g_N = grad[s.grad : s.grad + s.count]
+                g_N.copy_(torch.where(usable, g_N, torch.nan))
             if residual is not None:
-                self.expand(out, decoded_N)
                 r_N = residual[s.residual : s.residual + s.count]
-                r_N.copy_(torch.where(usable, y_N - decoded_N, r_N))
+                r_N.copy_(torch.where(usable, lost_N, r_N))
         return bad
 
     def decode(self, batch: Batch, wire: torch.Tensor, out: torch.Tensor) -> None:
@@ -178,9 +186,8 @@ class Codec(abc.ABC):
     ) -> None:
         """Gives the residual back what :meth:`encode` took, up to rounding.
 
-        Used when the gradients of a step turn out to be unusable on another rank. Elements whose
-        own gradient is not finite were left alone by the encode, in blocks; they are left alone
-        here.
+        Used when the gradients of a step turn out to be unusable on another rank. The blocks that
+        the encode left alone, and made NaN in ``grad``, are left alone here.
         """
         for s in batch.segments:
             size = self.wire_bytes(s.count)

@@ -157,6 +157,37 @@ class _Suite:
             self.codec.undo(batch, grad, 1.0, residual, None, wire)
             self.require(self.close(residual, before, 4.0), "undo does not restore the residual")
 
+    def huge(self, magnitude: float, feedback: bool) -> None:
+        """A finite but huge gradient is sent or reported; either way the next step is sound."""
+        batch, elements, size = self.batch((100, 4097))
+        residual = self.normal(elements + 32) if feedback else None
+        wire = torch.zeros(size, dtype=torch.uint8)
+        out = torch.zeros(elements)
+        what = f"a gradient of {magnitude:g}"
+        for step, scale in enumerate((1.0, magnitude, 1.0)):
+            grad = self.normal(elements)
+            if scale != 1.0:
+                grad = torch.where(grad < 0.0, -scale, scale)
+            before = None if residual is None else residual.clone()
+            bad = self.codec.encode(batch, grad, 1.0, residual, None, wire, _STREAM + step)
+            self.require(scale != 1.0 or not bool(bad.any()), f"{what} spoils the steps after it")
+            self.codec.decode(batch, wire, out)
+            for s, reported in zip(batch.segments, bad.tolist(), strict=True):
+                sent = torch.isfinite(out[s.grad : s.grad + s.count])
+                self.require(reported or bool(sent.all()), f"{what} is sent as not finite")
+            if residual is None or before is None:
+                continue
+            self.require(bool(torch.isfinite(residual).all()), f"{what} spoils the residual")
+            if bool(bad.any()):
+                self.codec.undo(batch, grad, 1.0, residual, None, wire)
+            for s, reported in zip(batch.segments, bad.tolist(), strict=True):
+                kept = slice(s.residual, s.residual + s.count)
+                if reported:
+                    marked = grad[s.grad : s.grad + s.count].isnan()
+                    left = (residual[kept] == before[kept]) | ~marked
+                    self.require(bool(marked.any()), f"{what} is not marked for undo")
+                    self.require(bool(left.all()), f"{what} changes a residual it must not")
+
     def repeats(self) -> tuple[float, float]:
         """Over many encodes of one gradient the mean of what arrives is that gradient."""
         count, rounds = 2048, 400
@@ -187,8 +218,8 @@ def check_codec(codec: Codec, *, tolerance: float = 2e-5) -> CodecReport:
     Checked: sizes; the batch functions (kernels, where there are some) against ``compress`` and
     ``expand`` for odd counts, offsets, several segments and messages; that decoding is the same
     bit for bit; that message and residual add up to what went in; that only the segments are
-    written, all of them; equal bytes for equal input; values that are not finite; that errors do
-    not accumulate.
+    written, all of them; equal bytes for equal input; values that are not finite, and finite
+    ones whose sums are not; that errors do not accumulate.
 
     Args:
         codec: the codec, with its options.
@@ -213,6 +244,9 @@ def check_codec(codec: Codec, *, tolerance: float = 2e-5) -> CodecReport:
         suite.against_reference((129,), messages, False)
     suite.against_reference((), 0, True)
     suite.not_finite()
+    for magnitude in (1e38, 3e38):
+        for feedback in (True, False):
+            suite.huge(magnitude, feedback)
     error, _ = suite.repeats()
     largest = 1 << 20
     return CodecReport(codec.backend, codec.wire_bytes(largest) * 8 / largest, error, suite.checks)

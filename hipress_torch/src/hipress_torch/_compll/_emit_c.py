@@ -233,8 +233,12 @@ def _decode_into(p: Program, indent: str, statement: str, source: str, clauses: 
 
 
 def _encode(p: Program) -> str:
-    """Returns the reductions, the side values, the loops that fill codes and residual."""
-    indent = " " * 12
+    """Returns the reductions, the side values, and the loops that fill the codes.
+
+    With a residual ``y`` becomes what the message loses. ``check`` is no longer 0 if what is sent
+    or kept is not finite. The wire's own formats saturate: there it always is.
+    """
+    indent = " " * 16
     writer = _Writer(p, indent)
     writer.reductions([p.code, *p.sides])
     for i, side in enumerate(p.sides):
@@ -256,9 +260,10 @@ def _encode(p: Program) -> str:
         store = (p.code.args[0] if one_bit else p.code, "code[i] = (uint8_t)c;")
         writer.block_values(p.value, coded[0])
         writer.line("if (r) {")
-        writer.loop([coded, store, (p.value, "r[i] = y[i] - {v};")], "", "y[i]", "(float)c")
+        checked = "reduction(+ : check)"
+        writer.loop([coded, store, (p.value, _LOST)], checked, "y[i]", "(float)c")
         writer.line("} else {")
-        writer.loop([coded, store], "", "y[i]")
+        writer.loop([coded, store, (p.value, _SENT)], checked, "y[i]", "(float)c")
         writer.line("}")
     else:
         top = literal(torch.finfo(getattr(torch, p.format)).max)
@@ -267,12 +272,22 @@ def _encode(p: Program) -> str:
             "",
             "y[i]",
         )
+        if p.value.op != "code":
+            # What the others will read, after rounding to the format of the wire.
+            writer.line(f"hp_store_{p.format}(bytes, code, m);")
+            writer.line(f"hp_load_{p.format}(code, bytes, m);")
+            writer.block_values(p.value)
+            writer.line("if (r) {")
+            writer.loop([(p.value, _LOST)], "reduction(+ : check)", "", "code[i]")
+            writer.line("} else {")
+            writer.loop([(p.value, _SENT)], "reduction(+ : check)", "", "code[i]")
+            writer.line("}")
     return "\n".join(writer.lines).lstrip()
 
 
 def _residual(p: Program) -> str:
-    if p.format == "uint":
-        return ""
+    if p.format == "uint" or p.value.op != "code":
+        return "if (r) memcpy(r, y, (size_t)m * 4);"
     indent = " " * 16
     writer = _Writer(p, indent)
     # What the others will read, after rounding to the format of the wire.
@@ -282,6 +297,8 @@ def _residual(p: Program) -> str:
     return f"if (r) {{\n{indent}{inner}\n            }}"
 
 
+_LOST = "y[i] = y[i] - {v}; check += y[i] * 0.0f;"
+_SENT = "check += {v} * 0.0f;"
 _KEYS = """const uint64_t key = hp_splitmix64(stream ^ (uint64_t)t[HP_PARAMETER]);
         const uint32_t low = (uint32_t)key, high = (uint32_t)(key >> 32);"""
 _POSITION = "const uint32_t position = (uint32_t)(t[HP_POSITION] + first);"

@@ -104,12 +104,7 @@ def emit(program: Program) -> str:
         "MERGE": _decoded(p, "m", " " * 8, "y += {v}"),
         "ENCODE": _encode(p),
         "STORE": _store_code(p, size, per_word),
-        "RESIDUAL": _decoded(
-            p,
-            "r",
-            " " * 8,
-            "tl.store(residual + residual_at + offset, y - {v}, mask=offset < usable)",
-        ),
+        "SENT": _decoded(p, "r", " " * 4, "sent = {v}"),
         "LOAD": _load_code(p, "wire", "", " " * 4),
         "LOAD_SIDES": _load_sides(p, "wire_sides", "", " " * 4),
         "DECODE": _decoded(p, "d", " " * 4, "tl.store(out + grad_at + offset, {v}, mask=mask)"),
@@ -241,14 +236,22 @@ def encode(
         @LOAD_INCOMING@
         @LOAD_SIDES_INCOMING@
         @MERGE@
-    good = tl.sum(tl.where(mask, y * 0.0, 0.0), 0) == 0.0
-    tl.store(bad + tl.program_id(0), 1 - good.to(tl.int32))
-    y = tl.where(good, y, 0.0)
-    usable = tl.where(good, count, 0)
+    finite = tl.sum(tl.where(mask, y * 0.0, 0.0), 0) == 0.0
+    y = tl.where(finite, y, 0.0)
     @ENCODE@
     @STORE@
+    @SENT@
+    lost = y - sent
+    # Finite values may overflow in a sum over the block.
     if HAS_RESIDUAL:
-        @RESIDUAL@
+        check = lost * 0.0
+    else:
+        check = sent * 0.0
+    good = finite & (tl.sum(tl.where(mask, check, 0.0), 0) == 0.0)
+    tl.store(bad + tl.program_id(0), 1 - good.to(tl.int32))
+    tl.store(grad + grad_at + offset, float("nan"), mask=offset < tl.where(good, 0, count))
+    if HAS_RESIDUAL:
+        tl.store(residual + residual_at + offset, lost, mask=offset < tl.where(good, count, 0))
 
 
 def decode(wire, wire_sides, out, table, options):

@@ -4,7 +4,7 @@
 #include "sparse.h"
 
 /* onebit, 1 bits, blocks of 4096 */
-HP_EXPORT void hp_299395215f67_encode(const float *grad, float *residual, float scale,
+HP_EXPORT void hp_98d6ce0b08a9_encode(float *grad, float *residual, float scale,
                              const uint8_t *incoming, int64_t stride, int64_t messages,
                              uint8_t *out, const int64_t *table, int64_t segments,
                              const float *options, uint64_t stream, int32_t *bad) {
@@ -22,7 +22,7 @@ HP_EXPORT void hp_299395215f67_encode(const float *grad, float *residual, float 
             const int64_t first = b * 4096;
             const int64_t m = count - first < 4096 ? count - first : 4096;
             const int64_t place = 4 * 2 * blocks + first * 1 / 8;
-            const float *const g = grad + t[HP_GRAD] + first;
+            float *const g = grad + t[HP_GRAD] + first;
             float *const r = residual ? residual + t[HP_RESIDUAL] + first : 0;
             uint8_t *const bytes = wire + place;
             float check = 0.0f;
@@ -54,68 +54,74 @@ HP_EXPORT void hp_299395215f67_encode(const float *grad, float *residual, float 
                     }
                 }
             }
-            if (!(check == 0.0f)) {
+            if (check == 0.0f) {
+                float b1 = 0.0f;
+                float b2 = 0.0f;
+                float b3 = 0.0f;
+                float b4 = 0.0f;
+#pragma omp simd reduction(+:b1) reduction(+:b2) reduction(+:b3) reduction(+:b4)
+                for (int64_t i = 0; i < m; i++) {
+                    const float e5 = y[i];
+                    const int e6 = 0x0.0p+0f <= e5;
+                    const float e7 = e6 ? e5 : 0x0.0p+0f;
+                    b1 += e7;
+                    const float e8 = e6 ? 0x1.0000000000000p+0f : 0x0.0p+0f;
+                    b2 += e8;
+                    const int e9 = !e6;
+                    const float e10 = e9 ? e5 : 0x0.0p+0f;
+                    b3 += e10;
+                    const float e11 = e9 ? 0x1.0000000000000p+0f : 0x0.0p+0f;
+                    b4 += e11;
+                }
+                const float b12 = b2 > 0x1.0000000000000p+0f ? b2 : 0x1.0000000000000p+0f;
+                const float b13 = b1 / b12;
+                const float side0 = b13;
+                memcpy(wire + 4 * (2 * b + 0), &side0, 4);
+                const float b14 = b4 > 0x1.0000000000000p+0f ? b4 : 0x1.0000000000000p+0f;
+                const float b15 = b3 / b14;
+                const float side1 = b15;
+                memcpy(wire + 4 * (2 * b + 1), &side1, 4);
+                if (r) {
+#pragma omp simd reduction(+ : check)
+                for (int64_t i = 0; i < m; i++) {
+                    const float e16 = y[i];
+                    const int e17 = 0x0.0p+0f <= e16;
+                    const int32_t c = e17;
+                    code[i] = (uint8_t)c;
+                    const int e18 = (float)c == 0x1.0000000000000p+0f;
+                    const float e19 = e18 ? side0 : side1;
+                    y[i] = y[i] - e19; check += y[i] * 0.0f;
+                }
+                } else {
+#pragma omp simd reduction(+ : check)
+                for (int64_t i = 0; i < m; i++) {
+                    const float e20 = y[i];
+                    const int e21 = 0x0.0p+0f <= e20;
+                    const int32_t c = e21;
+                    code[i] = (uint8_t)c;
+                    const int e22 = (float)c == 0x1.0000000000000p+0f;
+                    const float e23 = e22 ? side0 : side1;
+                    check += e23 * 0.0f;
+                }
+                }
+            }
+            if (!(check == 0.0f)) { /* not finite, or too large for a sum over the block */
                 bad[s] = 1;
+                for (int64_t i = 0; i < m; i++) g[i] = NAN;
                 memset(wire + 4 * 2 * b, 0, 4 * 2);
                 memset(bytes, 0, (size_t)((m * 1 + 7) / 8));
                 continue;
             }
-            float b1 = 0.0f;
-            float b2 = 0.0f;
-            float b3 = 0.0f;
-            float b4 = 0.0f;
-#pragma omp simd reduction(+:b1) reduction(+:b2) reduction(+:b3) reduction(+:b4)
-            for (int64_t i = 0; i < m; i++) {
-                const float e5 = y[i];
-                const int e6 = 0x0.0p+0f <= e5;
-                const float e7 = e6 ? e5 : 0x0.0p+0f;
-                b1 += e7;
-                const float e8 = e6 ? 0x1.0000000000000p+0f : 0x0.0p+0f;
-                b2 += e8;
-                const int e9 = !e6;
-                const float e10 = e9 ? e5 : 0x0.0p+0f;
-                b3 += e10;
-                const float e11 = e9 ? 0x1.0000000000000p+0f : 0x0.0p+0f;
-                b4 += e11;
-            }
-            const float b12 = b2 > 0x1.0000000000000p+0f ? b2 : 0x1.0000000000000p+0f;
-            const float b13 = b1 / b12;
-            const float side0 = b13;
-            memcpy(wire + 4 * (2 * b + 0), &side0, 4);
-            const float b14 = b4 > 0x1.0000000000000p+0f ? b4 : 0x1.0000000000000p+0f;
-            const float b15 = b3 / b14;
-            const float side1 = b15;
-            memcpy(wire + 4 * (2 * b + 1), &side1, 4);
-            if (r) {
-#pragma omp simd
-            for (int64_t i = 0; i < m; i++) {
-                const float e16 = y[i];
-                const int e17 = 0x0.0p+0f <= e16;
-                const int32_t c = e17;
-                code[i] = (uint8_t)c;
-                const int e18 = (float)c == 0x1.0000000000000p+0f;
-                const float e19 = e18 ? side0 : side1;
-                r[i] = y[i] - e19;
-            }
-            } else {
-#pragma omp simd
-            for (int64_t i = 0; i < m; i++) {
-                const float e20 = y[i];
-                const int e21 = 0x0.0p+0f <= e20;
-                const int32_t c = e21;
-                code[i] = (uint8_t)c;
-            }
-            }
             memset(code + m, 0, (size_t)((64 - m % 64) % 64));
             hp_pack1(bytes, code, m);
-
+            if (r) memcpy(r, y, (size_t)m * 4);
         }
         const int64_t used = 4 * 2 * blocks + (count * 1 + 7) / 8;
         memset(wire + used, 0, (size_t)((16 - used % 16) % 16));
     }
 }
 
-HP_EXPORT void hp_299395215f67_decode(const uint8_t *in, float *out, const int64_t *table, int64_t segments,
+HP_EXPORT void hp_98d6ce0b08a9_decode(const uint8_t *in, float *out, const int64_t *table, int64_t segments,
                              const float *options) {
     uint8_t code[4096 + 64];
     (void)options;
@@ -142,7 +148,7 @@ HP_EXPORT void hp_299395215f67_decode(const uint8_t *in, float *out, const int64
 
 
 /* tbq, 2 bits, blocks of 4096 */
-HP_EXPORT void hp_20fb3583f8c6_encode(const float *grad, float *residual, float scale,
+HP_EXPORT void hp_d64be1c0a545_encode(float *grad, float *residual, float scale,
                              const uint8_t *incoming, int64_t stride, int64_t messages,
                              uint8_t *out, const int64_t *table, int64_t segments,
                              const float *options, uint64_t stream, int32_t *bad) {
@@ -160,7 +166,7 @@ HP_EXPORT void hp_20fb3583f8c6_encode(const float *grad, float *residual, float 
             const int64_t first = b * 4096;
             const int64_t m = count - first < 4096 ? count - first : 4096;
             const int64_t place = 4 * 0 * blocks + first * 2 / 8;
-            const float *const g = grad + t[HP_GRAD] + first;
+            float *const g = grad + t[HP_GRAD] + first;
             float *const r = residual ? residual + t[HP_RESIDUAL] + first : 0;
             uint8_t *const bytes = wire + place;
             float check = 0.0f;
@@ -190,49 +196,55 @@ HP_EXPORT void hp_20fb3583f8c6_encode(const float *grad, float *residual, float 
                     }
                 }
             }
-            if (!(check == 0.0f)) {
+            if (check == 0.0f) {
+                const float b1 = -options[0];
+                if (r) {
+#pragma omp simd reduction(+ : check)
+                for (int64_t i = 0; i < m; i++) {
+                    const float e2 = y[i];
+                    const int e3 = options[0] < e2;
+                    const int e4 = e2 < b1;
+                    const float e5 = e4 ? 0x0.0p+0f : 0x1.0000000000000p+0f;
+                    const float e6 = e3 ? 0x1.0000000000000p+1f : e5;
+                    const int32_t c = (int32_t)(e6 > 0.0f ? (e6 < 0x1.8000000000000p+1f ? e6 : 0x1.8000000000000p+1f) : 0.0f);
+                    code[i] = (uint8_t)c;
+                    const float e7 = (float)c - 0x1.0000000000000p+0f;
+                    const float e8 = e7 * options[0];
+                    y[i] = y[i] - e8; check += y[i] * 0.0f;
+                }
+                } else {
+#pragma omp simd reduction(+ : check)
+                for (int64_t i = 0; i < m; i++) {
+                    const float e9 = y[i];
+                    const int e10 = options[0] < e9;
+                    const int e11 = e9 < b1;
+                    const float e12 = e11 ? 0x0.0p+0f : 0x1.0000000000000p+0f;
+                    const float e13 = e10 ? 0x1.0000000000000p+1f : e12;
+                    const int32_t c = (int32_t)(e13 > 0.0f ? (e13 < 0x1.8000000000000p+1f ? e13 : 0x1.8000000000000p+1f) : 0.0f);
+                    code[i] = (uint8_t)c;
+                    const float e14 = (float)c - 0x1.0000000000000p+0f;
+                    const float e15 = e14 * options[0];
+                    check += e15 * 0.0f;
+                }
+                }
+            }
+            if (!(check == 0.0f)) { /* not finite, or too large for a sum over the block */
                 bad[s] = 1;
+                for (int64_t i = 0; i < m; i++) g[i] = NAN;
                 memset(wire + 4 * 0 * b, 0, 4 * 0);
                 memset(bytes, 0, (size_t)((m * 2 + 7) / 8));
                 continue;
             }
-            const float b1 = -options[0];
-            if (r) {
-#pragma omp simd
-            for (int64_t i = 0; i < m; i++) {
-                const float e2 = y[i];
-                const int e3 = options[0] < e2;
-                const int e4 = e2 < b1;
-                const float e5 = e4 ? 0x0.0p+0f : 0x1.0000000000000p+0f;
-                const float e6 = e3 ? 0x1.0000000000000p+1f : e5;
-                const int32_t c = (int32_t)(e6 > 0.0f ? (e6 < 0x1.8000000000000p+1f ? e6 : 0x1.8000000000000p+1f) : 0.0f);
-                code[i] = (uint8_t)c;
-                const float e7 = (float)c - 0x1.0000000000000p+0f;
-                const float e8 = e7 * options[0];
-                r[i] = y[i] - e8;
-            }
-            } else {
-#pragma omp simd
-            for (int64_t i = 0; i < m; i++) {
-                const float e9 = y[i];
-                const int e10 = options[0] < e9;
-                const int e11 = e9 < b1;
-                const float e12 = e11 ? 0x0.0p+0f : 0x1.0000000000000p+0f;
-                const float e13 = e10 ? 0x1.0000000000000p+1f : e12;
-                const int32_t c = (int32_t)(e13 > 0.0f ? (e13 < 0x1.8000000000000p+1f ? e13 : 0x1.8000000000000p+1f) : 0.0f);
-                code[i] = (uint8_t)c;
-            }
-            }
             memset(code + m, 0, (size_t)((64 - m % 64) % 64));
             hp_pack2(bytes, code, m);
-
+            if (r) memcpy(r, y, (size_t)m * 4);
         }
         const int64_t used = 4 * 0 * blocks + (count * 2 + 7) / 8;
         memset(wire + used, 0, (size_t)((16 - used % 16) % 16));
     }
 }
 
-HP_EXPORT void hp_20fb3583f8c6_decode(const uint8_t *in, float *out, const int64_t *table, int64_t segments,
+HP_EXPORT void hp_d64be1c0a545_decode(const uint8_t *in, float *out, const int64_t *table, int64_t segments,
                              const float *options) {
     uint8_t code[4096 + 64];
     (void)options;
@@ -257,7 +269,7 @@ HP_EXPORT void hp_20fb3583f8c6_decode(const uint8_t *in, float *out, const int64
 
 
 /* tbq, 2 bits, blocks of 4096 */
-HP_EXPORT void hp_fdcbc5bd61ff_encode(const float *grad, float *residual, float scale,
+HP_EXPORT void hp_32a2ccc82f27_encode(float *grad, float *residual, float scale,
                              const uint8_t *incoming, int64_t stride, int64_t messages,
                              uint8_t *out, const int64_t *table, int64_t segments,
                              const float *options, uint64_t stream, int32_t *bad) {
@@ -275,7 +287,7 @@ HP_EXPORT void hp_fdcbc5bd61ff_encode(const float *grad, float *residual, float 
             const int64_t first = b * 4096;
             const int64_t m = count - first < 4096 ? count - first : 4096;
             const int64_t place = 4 * 1 * blocks + first * 2 / 8;
-            const float *const g = grad + t[HP_GRAD] + first;
+            float *const g = grad + t[HP_GRAD] + first;
             float *const r = residual ? residual + t[HP_RESIDUAL] + first : 0;
             uint8_t *const bytes = wire + place;
             float check = 0.0f;
@@ -306,60 +318,66 @@ HP_EXPORT void hp_fdcbc5bd61ff_encode(const float *grad, float *residual, float 
                     }
                 }
             }
-            if (!(check == 0.0f)) {
+            if (check == 0.0f) {
+                float b1 = 0.0f;
+#pragma omp simd reduction(+:b1)
+                for (int64_t i = 0; i < m; i++) {
+                    const float e2 = y[i];
+                    const float e3 = fabsf(e2);
+                    b1 += e3;
+                }
+                const float b4 = b1 / (float)m;
+                const float b5 = b4 * options[0];
+                const float side0 = b5;
+                memcpy(wire + 4 * (1 * b + 0), &side0, 4);
+                const float b6 = -b5;
+                if (r) {
+#pragma omp simd reduction(+ : check)
+                for (int64_t i = 0; i < m; i++) {
+                    const float e7 = y[i];
+                    const int e8 = b5 < e7;
+                    const int e9 = e7 < b6;
+                    const float e10 = e9 ? 0x0.0p+0f : 0x1.0000000000000p+0f;
+                    const float e11 = e8 ? 0x1.0000000000000p+1f : e10;
+                    const int32_t c = (int32_t)(e11 > 0.0f ? (e11 < 0x1.8000000000000p+1f ? e11 : 0x1.8000000000000p+1f) : 0.0f);
+                    code[i] = (uint8_t)c;
+                    const float e12 = (float)c - 0x1.0000000000000p+0f;
+                    const float e13 = e12 * side0;
+                    y[i] = y[i] - e13; check += y[i] * 0.0f;
+                }
+                } else {
+#pragma omp simd reduction(+ : check)
+                for (int64_t i = 0; i < m; i++) {
+                    const float e14 = y[i];
+                    const int e15 = b5 < e14;
+                    const int e16 = e14 < b6;
+                    const float e17 = e16 ? 0x0.0p+0f : 0x1.0000000000000p+0f;
+                    const float e18 = e15 ? 0x1.0000000000000p+1f : e17;
+                    const int32_t c = (int32_t)(e18 > 0.0f ? (e18 < 0x1.8000000000000p+1f ? e18 : 0x1.8000000000000p+1f) : 0.0f);
+                    code[i] = (uint8_t)c;
+                    const float e19 = (float)c - 0x1.0000000000000p+0f;
+                    const float e20 = e19 * side0;
+                    check += e20 * 0.0f;
+                }
+                }
+            }
+            if (!(check == 0.0f)) { /* not finite, or too large for a sum over the block */
                 bad[s] = 1;
+                for (int64_t i = 0; i < m; i++) g[i] = NAN;
                 memset(wire + 4 * 1 * b, 0, 4 * 1);
                 memset(bytes, 0, (size_t)((m * 2 + 7) / 8));
                 continue;
             }
-            float b1 = 0.0f;
-#pragma omp simd reduction(+:b1)
-            for (int64_t i = 0; i < m; i++) {
-                const float e2 = y[i];
-                const float e3 = fabsf(e2);
-                b1 += e3;
-            }
-            const float b4 = b1 / (float)m;
-            const float b5 = b4 * options[0];
-            const float side0 = b5;
-            memcpy(wire + 4 * (1 * b + 0), &side0, 4);
-            const float b6 = -b5;
-            if (r) {
-#pragma omp simd
-            for (int64_t i = 0; i < m; i++) {
-                const float e7 = y[i];
-                const int e8 = b5 < e7;
-                const int e9 = e7 < b6;
-                const float e10 = e9 ? 0x0.0p+0f : 0x1.0000000000000p+0f;
-                const float e11 = e8 ? 0x1.0000000000000p+1f : e10;
-                const int32_t c = (int32_t)(e11 > 0.0f ? (e11 < 0x1.8000000000000p+1f ? e11 : 0x1.8000000000000p+1f) : 0.0f);
-                code[i] = (uint8_t)c;
-                const float e12 = (float)c - 0x1.0000000000000p+0f;
-                const float e13 = e12 * side0;
-                r[i] = y[i] - e13;
-            }
-            } else {
-#pragma omp simd
-            for (int64_t i = 0; i < m; i++) {
-                const float e14 = y[i];
-                const int e15 = b5 < e14;
-                const int e16 = e14 < b6;
-                const float e17 = e16 ? 0x0.0p+0f : 0x1.0000000000000p+0f;
-                const float e18 = e15 ? 0x1.0000000000000p+1f : e17;
-                const int32_t c = (int32_t)(e18 > 0.0f ? (e18 < 0x1.8000000000000p+1f ? e18 : 0x1.8000000000000p+1f) : 0.0f);
-                code[i] = (uint8_t)c;
-            }
-            }
             memset(code + m, 0, (size_t)((64 - m % 64) % 64));
             hp_pack2(bytes, code, m);
-
+            if (r) memcpy(r, y, (size_t)m * 4);
         }
         const int64_t used = 4 * 1 * blocks + (count * 2 + 7) / 8;
         memset(wire + used, 0, (size_t)((16 - used % 16) % 16));
     }
 }
 
-HP_EXPORT void hp_fdcbc5bd61ff_decode(const uint8_t *in, float *out, const int64_t *table, int64_t segments,
+HP_EXPORT void hp_32a2ccc82f27_decode(const uint8_t *in, float *out, const int64_t *table, int64_t segments,
                              const float *options) {
     uint8_t code[4096 + 64];
     (void)options;
@@ -385,7 +403,7 @@ HP_EXPORT void hp_fdcbc5bd61ff_decode(const uint8_t *in, float *out, const int64
 
 
 /* terngrad, 2 bits, blocks of 4096 */
-HP_EXPORT void hp_16c914353241_encode(const float *grad, float *residual, float scale,
+HP_EXPORT void hp_549b7ae67da4_encode(float *grad, float *residual, float scale,
                              const uint8_t *incoming, int64_t stride, int64_t messages,
                              uint8_t *out, const int64_t *table, int64_t segments,
                              const float *options, uint64_t stream, int32_t *bad) {
@@ -404,7 +422,7 @@ HP_EXPORT void hp_16c914353241_encode(const float *grad, float *residual, float 
             const int64_t first = b * 4096;
             const int64_t m = count - first < 4096 ? count - first : 4096;
             const int64_t place = 4 * 2 * blocks + first * 2 / 8;
-            const float *const g = grad + t[HP_GRAD] + first;
+            float *const g = grad + t[HP_GRAD] + first;
             float *const r = residual ? residual + t[HP_RESIDUAL] + first : 0;
             uint8_t *const bytes = wire + place;
             float check = 0.0f;
@@ -436,66 +454,72 @@ HP_EXPORT void hp_16c914353241_encode(const float *grad, float *residual, float 
                     }
                 }
             }
-            if (!(check == 0.0f)) {
+            if (check == 0.0f) {
+                float b1 = INFINITY;
+                float b2 = -INFINITY;
+#pragma omp simd reduction(min:b1) reduction(max:b2)
+                for (int64_t i = 0; i < m; i++) {
+                    const float e3 = y[i];
+                    b1 = e3 < b1 ? e3 : b1;
+                    b2 = e3 > b2 ? e3 : b2;
+                }
+                const float side0 = b1;
+                memcpy(wire + 4 * (2 * b + 0), &side0, 4);
+                const float b4 = b2 - b1;
+                const float b5 = b4 / 0x1.8000000000000p+1f;
+                const float side1 = b5;
+                memcpy(wire + 4 * (2 * b + 1), &side1, 4);
+                const int b6 = 0x0.0p+0f < b5;
+                const float b7 = b6 ? b5 : 0x1.0000000000000p+0f;
+                if (r) {
+#pragma omp simd reduction(+ : check)
+                for (int64_t i = 0; i < m; i++) {
+                    const float e8 = y[i];
+                    const float e9 = e8 - b1;
+                    const float e10 = e9 / b7;
+                    const float e11 = hp_uniform(position + (uint32_t)i, low, high);
+                    const float e12 = e10 + e11;
+                    const float e13 = floorf(e12);
+                    const int32_t c = (int32_t)(e13 > 0.0f ? (e13 < 0x1.8000000000000p+1f ? e13 : 0x1.8000000000000p+1f) : 0.0f);
+                    code[i] = (uint8_t)c;
+                    const float e14 = (float)c * side1;
+                    const float e15 = side0 + e14;
+                    y[i] = y[i] - e15; check += y[i] * 0.0f;
+                }
+                } else {
+#pragma omp simd reduction(+ : check)
+                for (int64_t i = 0; i < m; i++) {
+                    const float e16 = y[i];
+                    const float e17 = e16 - b1;
+                    const float e18 = e17 / b7;
+                    const float e19 = hp_uniform(position + (uint32_t)i, low, high);
+                    const float e20 = e18 + e19;
+                    const float e21 = floorf(e20);
+                    const int32_t c = (int32_t)(e21 > 0.0f ? (e21 < 0x1.8000000000000p+1f ? e21 : 0x1.8000000000000p+1f) : 0.0f);
+                    code[i] = (uint8_t)c;
+                    const float e22 = (float)c * side1;
+                    const float e23 = side0 + e22;
+                    check += e23 * 0.0f;
+                }
+                }
+            }
+            if (!(check == 0.0f)) { /* not finite, or too large for a sum over the block */
                 bad[s] = 1;
+                for (int64_t i = 0; i < m; i++) g[i] = NAN;
                 memset(wire + 4 * 2 * b, 0, 4 * 2);
                 memset(bytes, 0, (size_t)((m * 2 + 7) / 8));
                 continue;
             }
-            float b1 = INFINITY;
-            float b2 = -INFINITY;
-#pragma omp simd reduction(min:b1) reduction(max:b2)
-            for (int64_t i = 0; i < m; i++) {
-                const float e3 = y[i];
-                b1 = e3 < b1 ? e3 : b1;
-                b2 = e3 > b2 ? e3 : b2;
-            }
-            const float side0 = b1;
-            memcpy(wire + 4 * (2 * b + 0), &side0, 4);
-            const float b4 = b2 - b1;
-            const float b5 = b4 / 0x1.8000000000000p+1f;
-            const float side1 = b5;
-            memcpy(wire + 4 * (2 * b + 1), &side1, 4);
-            const int b6 = 0x0.0p+0f < b5;
-            const float b7 = b6 ? b5 : 0x1.0000000000000p+0f;
-            if (r) {
-#pragma omp simd
-            for (int64_t i = 0; i < m; i++) {
-                const float e8 = y[i];
-                const float e9 = e8 - b1;
-                const float e10 = e9 / b7;
-                const float e11 = hp_uniform(position + (uint32_t)i, low, high);
-                const float e12 = e10 + e11;
-                const float e13 = floorf(e12);
-                const int32_t c = (int32_t)(e13 > 0.0f ? (e13 < 0x1.8000000000000p+1f ? e13 : 0x1.8000000000000p+1f) : 0.0f);
-                code[i] = (uint8_t)c;
-                const float e14 = (float)c * side1;
-                const float e15 = side0 + e14;
-                r[i] = y[i] - e15;
-            }
-            } else {
-#pragma omp simd
-            for (int64_t i = 0; i < m; i++) {
-                const float e16 = y[i];
-                const float e17 = e16 - b1;
-                const float e18 = e17 / b7;
-                const float e19 = hp_uniform(position + (uint32_t)i, low, high);
-                const float e20 = e18 + e19;
-                const float e21 = floorf(e20);
-                const int32_t c = (int32_t)(e21 > 0.0f ? (e21 < 0x1.8000000000000p+1f ? e21 : 0x1.8000000000000p+1f) : 0.0f);
-                code[i] = (uint8_t)c;
-            }
-            }
             memset(code + m, 0, (size_t)((64 - m % 64) % 64));
             hp_pack2(bytes, code, m);
-
+            if (r) memcpy(r, y, (size_t)m * 4);
         }
         const int64_t used = 4 * 2 * blocks + (count * 2 + 7) / 8;
         memset(wire + used, 0, (size_t)((16 - used % 16) % 16));
     }
 }
 
-HP_EXPORT void hp_16c914353241_decode(const uint8_t *in, float *out, const int64_t *table, int64_t segments,
+HP_EXPORT void hp_549b7ae67da4_decode(const uint8_t *in, float *out, const int64_t *table, int64_t segments,
                              const float *options) {
     uint8_t code[4096 + 64];
     (void)options;
@@ -522,7 +546,7 @@ HP_EXPORT void hp_16c914353241_decode(const uint8_t *in, float *out, const int64
 
 
 /* terngrad, 4 bits, blocks of 4096 */
-HP_EXPORT void hp_6b67dcc68233_encode(const float *grad, float *residual, float scale,
+HP_EXPORT void hp_72d88fefea55_encode(float *grad, float *residual, float scale,
                              const uint8_t *incoming, int64_t stride, int64_t messages,
                              uint8_t *out, const int64_t *table, int64_t segments,
                              const float *options, uint64_t stream, int32_t *bad) {
@@ -541,7 +565,7 @@ HP_EXPORT void hp_6b67dcc68233_encode(const float *grad, float *residual, float 
             const int64_t first = b * 4096;
             const int64_t m = count - first < 4096 ? count - first : 4096;
             const int64_t place = 4 * 2 * blocks + first * 4 / 8;
-            const float *const g = grad + t[HP_GRAD] + first;
+            float *const g = grad + t[HP_GRAD] + first;
             float *const r = residual ? residual + t[HP_RESIDUAL] + first : 0;
             uint8_t *const bytes = wire + place;
             float check = 0.0f;
@@ -573,66 +597,72 @@ HP_EXPORT void hp_6b67dcc68233_encode(const float *grad, float *residual, float 
                     }
                 }
             }
-            if (!(check == 0.0f)) {
+            if (check == 0.0f) {
+                float b1 = INFINITY;
+                float b2 = -INFINITY;
+#pragma omp simd reduction(min:b1) reduction(max:b2)
+                for (int64_t i = 0; i < m; i++) {
+                    const float e3 = y[i];
+                    b1 = e3 < b1 ? e3 : b1;
+                    b2 = e3 > b2 ? e3 : b2;
+                }
+                const float side0 = b1;
+                memcpy(wire + 4 * (2 * b + 0), &side0, 4);
+                const float b4 = b2 - b1;
+                const float b5 = b4 / 0x1.e000000000000p+3f;
+                const float side1 = b5;
+                memcpy(wire + 4 * (2 * b + 1), &side1, 4);
+                const int b6 = 0x0.0p+0f < b5;
+                const float b7 = b6 ? b5 : 0x1.0000000000000p+0f;
+                if (r) {
+#pragma omp simd reduction(+ : check)
+                for (int64_t i = 0; i < m; i++) {
+                    const float e8 = y[i];
+                    const float e9 = e8 - b1;
+                    const float e10 = e9 / b7;
+                    const float e11 = hp_uniform(position + (uint32_t)i, low, high);
+                    const float e12 = e10 + e11;
+                    const float e13 = floorf(e12);
+                    const int32_t c = (int32_t)(e13 > 0.0f ? (e13 < 0x1.e000000000000p+3f ? e13 : 0x1.e000000000000p+3f) : 0.0f);
+                    code[i] = (uint8_t)c;
+                    const float e14 = (float)c * side1;
+                    const float e15 = side0 + e14;
+                    y[i] = y[i] - e15; check += y[i] * 0.0f;
+                }
+                } else {
+#pragma omp simd reduction(+ : check)
+                for (int64_t i = 0; i < m; i++) {
+                    const float e16 = y[i];
+                    const float e17 = e16 - b1;
+                    const float e18 = e17 / b7;
+                    const float e19 = hp_uniform(position + (uint32_t)i, low, high);
+                    const float e20 = e18 + e19;
+                    const float e21 = floorf(e20);
+                    const int32_t c = (int32_t)(e21 > 0.0f ? (e21 < 0x1.e000000000000p+3f ? e21 : 0x1.e000000000000p+3f) : 0.0f);
+                    code[i] = (uint8_t)c;
+                    const float e22 = (float)c * side1;
+                    const float e23 = side0 + e22;
+                    check += e23 * 0.0f;
+                }
+                }
+            }
+            if (!(check == 0.0f)) { /* not finite, or too large for a sum over the block */
                 bad[s] = 1;
+                for (int64_t i = 0; i < m; i++) g[i] = NAN;
                 memset(wire + 4 * 2 * b, 0, 4 * 2);
                 memset(bytes, 0, (size_t)((m * 4 + 7) / 8));
                 continue;
             }
-            float b1 = INFINITY;
-            float b2 = -INFINITY;
-#pragma omp simd reduction(min:b1) reduction(max:b2)
-            for (int64_t i = 0; i < m; i++) {
-                const float e3 = y[i];
-                b1 = e3 < b1 ? e3 : b1;
-                b2 = e3 > b2 ? e3 : b2;
-            }
-            const float side0 = b1;
-            memcpy(wire + 4 * (2 * b + 0), &side0, 4);
-            const float b4 = b2 - b1;
-            const float b5 = b4 / 0x1.e000000000000p+3f;
-            const float side1 = b5;
-            memcpy(wire + 4 * (2 * b + 1), &side1, 4);
-            const int b6 = 0x0.0p+0f < b5;
-            const float b7 = b6 ? b5 : 0x1.0000000000000p+0f;
-            if (r) {
-#pragma omp simd
-            for (int64_t i = 0; i < m; i++) {
-                const float e8 = y[i];
-                const float e9 = e8 - b1;
-                const float e10 = e9 / b7;
-                const float e11 = hp_uniform(position + (uint32_t)i, low, high);
-                const float e12 = e10 + e11;
-                const float e13 = floorf(e12);
-                const int32_t c = (int32_t)(e13 > 0.0f ? (e13 < 0x1.e000000000000p+3f ? e13 : 0x1.e000000000000p+3f) : 0.0f);
-                code[i] = (uint8_t)c;
-                const float e14 = (float)c * side1;
-                const float e15 = side0 + e14;
-                r[i] = y[i] - e15;
-            }
-            } else {
-#pragma omp simd
-            for (int64_t i = 0; i < m; i++) {
-                const float e16 = y[i];
-                const float e17 = e16 - b1;
-                const float e18 = e17 / b7;
-                const float e19 = hp_uniform(position + (uint32_t)i, low, high);
-                const float e20 = e18 + e19;
-                const float e21 = floorf(e20);
-                const int32_t c = (int32_t)(e21 > 0.0f ? (e21 < 0x1.e000000000000p+3f ? e21 : 0x1.e000000000000p+3f) : 0.0f);
-                code[i] = (uint8_t)c;
-            }
-            }
             memset(code + m, 0, (size_t)((64 - m % 64) % 64));
             hp_pack4(bytes, code, m);
-
+            if (r) memcpy(r, y, (size_t)m * 4);
         }
         const int64_t used = 4 * 2 * blocks + (count * 4 + 7) / 8;
         memset(wire + used, 0, (size_t)((16 - used % 16) % 16));
     }
 }
 
-HP_EXPORT void hp_6b67dcc68233_decode(const uint8_t *in, float *out, const int64_t *table, int64_t segments,
+HP_EXPORT void hp_72d88fefea55_decode(const uint8_t *in, float *out, const int64_t *table, int64_t segments,
                              const float *options) {
     uint8_t code[4096 + 64];
     (void)options;
@@ -659,7 +689,7 @@ HP_EXPORT void hp_6b67dcc68233_decode(const uint8_t *in, float *out, const int64
 
 
 /* terngrad, 8 bits, blocks of 4096 */
-HP_EXPORT void hp_a045064ded7a_encode(const float *grad, float *residual, float scale,
+HP_EXPORT void hp_13c3083832f3_encode(float *grad, float *residual, float scale,
                              const uint8_t *incoming, int64_t stride, int64_t messages,
                              uint8_t *out, const int64_t *table, int64_t segments,
                              const float *options, uint64_t stream, int32_t *bad) {
@@ -678,7 +708,7 @@ HP_EXPORT void hp_a045064ded7a_encode(const float *grad, float *residual, float 
             const int64_t first = b * 4096;
             const int64_t m = count - first < 4096 ? count - first : 4096;
             const int64_t place = 4 * 2 * blocks + first * 8 / 8;
-            const float *const g = grad + t[HP_GRAD] + first;
+            float *const g = grad + t[HP_GRAD] + first;
             float *const r = residual ? residual + t[HP_RESIDUAL] + first : 0;
             uint8_t *const bytes = wire + place;
             float check = 0.0f;
@@ -710,66 +740,72 @@ HP_EXPORT void hp_a045064ded7a_encode(const float *grad, float *residual, float 
                     }
                 }
             }
-            if (!(check == 0.0f)) {
+            if (check == 0.0f) {
+                float b1 = INFINITY;
+                float b2 = -INFINITY;
+#pragma omp simd reduction(min:b1) reduction(max:b2)
+                for (int64_t i = 0; i < m; i++) {
+                    const float e3 = y[i];
+                    b1 = e3 < b1 ? e3 : b1;
+                    b2 = e3 > b2 ? e3 : b2;
+                }
+                const float side0 = b1;
+                memcpy(wire + 4 * (2 * b + 0), &side0, 4);
+                const float b4 = b2 - b1;
+                const float b5 = b4 / 0x1.fe00000000000p+7f;
+                const float side1 = b5;
+                memcpy(wire + 4 * (2 * b + 1), &side1, 4);
+                const int b6 = 0x0.0p+0f < b5;
+                const float b7 = b6 ? b5 : 0x1.0000000000000p+0f;
+                if (r) {
+#pragma omp simd reduction(+ : check)
+                for (int64_t i = 0; i < m; i++) {
+                    const float e8 = y[i];
+                    const float e9 = e8 - b1;
+                    const float e10 = e9 / b7;
+                    const float e11 = hp_uniform(position + (uint32_t)i, low, high);
+                    const float e12 = e10 + e11;
+                    const float e13 = floorf(e12);
+                    const int32_t c = (int32_t)(e13 > 0.0f ? (e13 < 0x1.fe00000000000p+7f ? e13 : 0x1.fe00000000000p+7f) : 0.0f);
+                    code[i] = (uint8_t)c;
+                    const float e14 = (float)c * side1;
+                    const float e15 = side0 + e14;
+                    y[i] = y[i] - e15; check += y[i] * 0.0f;
+                }
+                } else {
+#pragma omp simd reduction(+ : check)
+                for (int64_t i = 0; i < m; i++) {
+                    const float e16 = y[i];
+                    const float e17 = e16 - b1;
+                    const float e18 = e17 / b7;
+                    const float e19 = hp_uniform(position + (uint32_t)i, low, high);
+                    const float e20 = e18 + e19;
+                    const float e21 = floorf(e20);
+                    const int32_t c = (int32_t)(e21 > 0.0f ? (e21 < 0x1.fe00000000000p+7f ? e21 : 0x1.fe00000000000p+7f) : 0.0f);
+                    code[i] = (uint8_t)c;
+                    const float e22 = (float)c * side1;
+                    const float e23 = side0 + e22;
+                    check += e23 * 0.0f;
+                }
+                }
+            }
+            if (!(check == 0.0f)) { /* not finite, or too large for a sum over the block */
                 bad[s] = 1;
+                for (int64_t i = 0; i < m; i++) g[i] = NAN;
                 memset(wire + 4 * 2 * b, 0, 4 * 2);
                 memset(bytes, 0, (size_t)((m * 8 + 7) / 8));
                 continue;
             }
-            float b1 = INFINITY;
-            float b2 = -INFINITY;
-#pragma omp simd reduction(min:b1) reduction(max:b2)
-            for (int64_t i = 0; i < m; i++) {
-                const float e3 = y[i];
-                b1 = e3 < b1 ? e3 : b1;
-                b2 = e3 > b2 ? e3 : b2;
-            }
-            const float side0 = b1;
-            memcpy(wire + 4 * (2 * b + 0), &side0, 4);
-            const float b4 = b2 - b1;
-            const float b5 = b4 / 0x1.fe00000000000p+7f;
-            const float side1 = b5;
-            memcpy(wire + 4 * (2 * b + 1), &side1, 4);
-            const int b6 = 0x0.0p+0f < b5;
-            const float b7 = b6 ? b5 : 0x1.0000000000000p+0f;
-            if (r) {
-#pragma omp simd
-            for (int64_t i = 0; i < m; i++) {
-                const float e8 = y[i];
-                const float e9 = e8 - b1;
-                const float e10 = e9 / b7;
-                const float e11 = hp_uniform(position + (uint32_t)i, low, high);
-                const float e12 = e10 + e11;
-                const float e13 = floorf(e12);
-                const int32_t c = (int32_t)(e13 > 0.0f ? (e13 < 0x1.fe00000000000p+7f ? e13 : 0x1.fe00000000000p+7f) : 0.0f);
-                code[i] = (uint8_t)c;
-                const float e14 = (float)c * side1;
-                const float e15 = side0 + e14;
-                r[i] = y[i] - e15;
-            }
-            } else {
-#pragma omp simd
-            for (int64_t i = 0; i < m; i++) {
-                const float e16 = y[i];
-                const float e17 = e16 - b1;
-                const float e18 = e17 / b7;
-                const float e19 = hp_uniform(position + (uint32_t)i, low, high);
-                const float e20 = e18 + e19;
-                const float e21 = floorf(e20);
-                const int32_t c = (int32_t)(e21 > 0.0f ? (e21 < 0x1.fe00000000000p+7f ? e21 : 0x1.fe00000000000p+7f) : 0.0f);
-                code[i] = (uint8_t)c;
-            }
-            }
             memset(code + m, 0, (size_t)((64 - m % 64) % 64));
             hp_pack8(bytes, code, m);
-
+            if (r) memcpy(r, y, (size_t)m * 4);
         }
         const int64_t used = 4 * 2 * blocks + (count * 8 + 7) / 8;
         memset(wire + used, 0, (size_t)((16 - used % 16) % 16));
     }
 }
 
-HP_EXPORT void hp_a045064ded7a_decode(const uint8_t *in, float *out, const int64_t *table, int64_t segments,
+HP_EXPORT void hp_13c3083832f3_decode(const uint8_t *in, float *out, const int64_t *table, int64_t segments,
                              const float *options) {
     uint8_t code[4096 + 64];
     (void)options;
@@ -796,7 +832,7 @@ HP_EXPORT void hp_a045064ded7a_decode(const uint8_t *in, float *out, const int64
 
 
 /* nbit, 2 bits, blocks of 512 */
-HP_EXPORT void hp_58a7e133a84b_encode(const float *grad, float *residual, float scale,
+HP_EXPORT void hp_c296367822d2_encode(float *grad, float *residual, float scale,
                              const uint8_t *incoming, int64_t stride, int64_t messages,
                              uint8_t *out, const int64_t *table, int64_t segments,
                              const float *options, uint64_t stream, int32_t *bad) {
@@ -815,7 +851,7 @@ HP_EXPORT void hp_58a7e133a84b_encode(const float *grad, float *residual, float 
             const int64_t first = b * 512;
             const int64_t m = count - first < 512 ? count - first : 512;
             const int64_t place = 4 * 2 * blocks + first * 2 / 8;
-            const float *const g = grad + t[HP_GRAD] + first;
+            float *const g = grad + t[HP_GRAD] + first;
             float *const r = residual ? residual + t[HP_RESIDUAL] + first : 0;
             uint8_t *const bytes = wire + place;
             float check = 0.0f;
@@ -847,66 +883,72 @@ HP_EXPORT void hp_58a7e133a84b_encode(const float *grad, float *residual, float 
                     }
                 }
             }
-            if (!(check == 0.0f)) {
+            if (check == 0.0f) {
+                float b1 = INFINITY;
+                float b2 = -INFINITY;
+#pragma omp simd reduction(min:b1) reduction(max:b2)
+                for (int64_t i = 0; i < m; i++) {
+                    const float e3 = y[i];
+                    b1 = e3 < b1 ? e3 : b1;
+                    b2 = e3 > b2 ? e3 : b2;
+                }
+                const float side0 = b1;
+                memcpy(wire + 4 * (2 * b + 0), &side0, 4);
+                const float b4 = b2 - b1;
+                const float b5 = b4 / 0x1.8000000000000p+1f;
+                const float side1 = b5;
+                memcpy(wire + 4 * (2 * b + 1), &side1, 4);
+                const int b6 = 0x0.0p+0f < b5;
+                const float b7 = b6 ? b5 : 0x1.0000000000000p+0f;
+                if (r) {
+#pragma omp simd reduction(+ : check)
+                for (int64_t i = 0; i < m; i++) {
+                    const float e8 = y[i];
+                    const float e9 = e8 - b1;
+                    const float e10 = e9 / b7;
+                    const float e11 = hp_uniform(position + (uint32_t)i, low, high);
+                    const float e12 = e10 + e11;
+                    const float e13 = floorf(e12);
+                    const int32_t c = (int32_t)(e13 > 0.0f ? (e13 < 0x1.8000000000000p+1f ? e13 : 0x1.8000000000000p+1f) : 0.0f);
+                    code[i] = (uint8_t)c;
+                    const float e14 = (float)c * side1;
+                    const float e15 = side0 + e14;
+                    y[i] = y[i] - e15; check += y[i] * 0.0f;
+                }
+                } else {
+#pragma omp simd reduction(+ : check)
+                for (int64_t i = 0; i < m; i++) {
+                    const float e16 = y[i];
+                    const float e17 = e16 - b1;
+                    const float e18 = e17 / b7;
+                    const float e19 = hp_uniform(position + (uint32_t)i, low, high);
+                    const float e20 = e18 + e19;
+                    const float e21 = floorf(e20);
+                    const int32_t c = (int32_t)(e21 > 0.0f ? (e21 < 0x1.8000000000000p+1f ? e21 : 0x1.8000000000000p+1f) : 0.0f);
+                    code[i] = (uint8_t)c;
+                    const float e22 = (float)c * side1;
+                    const float e23 = side0 + e22;
+                    check += e23 * 0.0f;
+                }
+                }
+            }
+            if (!(check == 0.0f)) { /* not finite, or too large for a sum over the block */
                 bad[s] = 1;
+                for (int64_t i = 0; i < m; i++) g[i] = NAN;
                 memset(wire + 4 * 2 * b, 0, 4 * 2);
                 memset(bytes, 0, (size_t)((m * 2 + 7) / 8));
                 continue;
             }
-            float b1 = INFINITY;
-            float b2 = -INFINITY;
-#pragma omp simd reduction(min:b1) reduction(max:b2)
-            for (int64_t i = 0; i < m; i++) {
-                const float e3 = y[i];
-                b1 = e3 < b1 ? e3 : b1;
-                b2 = e3 > b2 ? e3 : b2;
-            }
-            const float side0 = b1;
-            memcpy(wire + 4 * (2 * b + 0), &side0, 4);
-            const float b4 = b2 - b1;
-            const float b5 = b4 / 0x1.8000000000000p+1f;
-            const float side1 = b5;
-            memcpy(wire + 4 * (2 * b + 1), &side1, 4);
-            const int b6 = 0x0.0p+0f < b5;
-            const float b7 = b6 ? b5 : 0x1.0000000000000p+0f;
-            if (r) {
-#pragma omp simd
-            for (int64_t i = 0; i < m; i++) {
-                const float e8 = y[i];
-                const float e9 = e8 - b1;
-                const float e10 = e9 / b7;
-                const float e11 = hp_uniform(position + (uint32_t)i, low, high);
-                const float e12 = e10 + e11;
-                const float e13 = floorf(e12);
-                const int32_t c = (int32_t)(e13 > 0.0f ? (e13 < 0x1.8000000000000p+1f ? e13 : 0x1.8000000000000p+1f) : 0.0f);
-                code[i] = (uint8_t)c;
-                const float e14 = (float)c * side1;
-                const float e15 = side0 + e14;
-                r[i] = y[i] - e15;
-            }
-            } else {
-#pragma omp simd
-            for (int64_t i = 0; i < m; i++) {
-                const float e16 = y[i];
-                const float e17 = e16 - b1;
-                const float e18 = e17 / b7;
-                const float e19 = hp_uniform(position + (uint32_t)i, low, high);
-                const float e20 = e18 + e19;
-                const float e21 = floorf(e20);
-                const int32_t c = (int32_t)(e21 > 0.0f ? (e21 < 0x1.8000000000000p+1f ? e21 : 0x1.8000000000000p+1f) : 0.0f);
-                code[i] = (uint8_t)c;
-            }
-            }
             memset(code + m, 0, (size_t)((64 - m % 64) % 64));
             hp_pack2(bytes, code, m);
-
+            if (r) memcpy(r, y, (size_t)m * 4);
         }
         const int64_t used = 4 * 2 * blocks + (count * 2 + 7) / 8;
         memset(wire + used, 0, (size_t)((16 - used % 16) % 16));
     }
 }
 
-HP_EXPORT void hp_58a7e133a84b_decode(const uint8_t *in, float *out, const int64_t *table, int64_t segments,
+HP_EXPORT void hp_c296367822d2_decode(const uint8_t *in, float *out, const int64_t *table, int64_t segments,
                              const float *options) {
     uint8_t code[512 + 64];
     (void)options;
@@ -933,7 +975,7 @@ HP_EXPORT void hp_58a7e133a84b_decode(const uint8_t *in, float *out, const int64
 
 
 /* nbit, 4 bits, blocks of 512 */
-HP_EXPORT void hp_70afd0e02b4c_encode(const float *grad, float *residual, float scale,
+HP_EXPORT void hp_908ce6015683_encode(float *grad, float *residual, float scale,
                              const uint8_t *incoming, int64_t stride, int64_t messages,
                              uint8_t *out, const int64_t *table, int64_t segments,
                              const float *options, uint64_t stream, int32_t *bad) {
@@ -952,7 +994,7 @@ HP_EXPORT void hp_70afd0e02b4c_encode(const float *grad, float *residual, float 
             const int64_t first = b * 512;
             const int64_t m = count - first < 512 ? count - first : 512;
             const int64_t place = 4 * 2 * blocks + first * 4 / 8;
-            const float *const g = grad + t[HP_GRAD] + first;
+            float *const g = grad + t[HP_GRAD] + first;
             float *const r = residual ? residual + t[HP_RESIDUAL] + first : 0;
             uint8_t *const bytes = wire + place;
             float check = 0.0f;
@@ -984,66 +1026,72 @@ HP_EXPORT void hp_70afd0e02b4c_encode(const float *grad, float *residual, float 
                     }
                 }
             }
-            if (!(check == 0.0f)) {
+            if (check == 0.0f) {
+                float b1 = INFINITY;
+                float b2 = -INFINITY;
+#pragma omp simd reduction(min:b1) reduction(max:b2)
+                for (int64_t i = 0; i < m; i++) {
+                    const float e3 = y[i];
+                    b1 = e3 < b1 ? e3 : b1;
+                    b2 = e3 > b2 ? e3 : b2;
+                }
+                const float side0 = b1;
+                memcpy(wire + 4 * (2 * b + 0), &side0, 4);
+                const float b4 = b2 - b1;
+                const float b5 = b4 / 0x1.e000000000000p+3f;
+                const float side1 = b5;
+                memcpy(wire + 4 * (2 * b + 1), &side1, 4);
+                const int b6 = 0x0.0p+0f < b5;
+                const float b7 = b6 ? b5 : 0x1.0000000000000p+0f;
+                if (r) {
+#pragma omp simd reduction(+ : check)
+                for (int64_t i = 0; i < m; i++) {
+                    const float e8 = y[i];
+                    const float e9 = e8 - b1;
+                    const float e10 = e9 / b7;
+                    const float e11 = hp_uniform(position + (uint32_t)i, low, high);
+                    const float e12 = e10 + e11;
+                    const float e13 = floorf(e12);
+                    const int32_t c = (int32_t)(e13 > 0.0f ? (e13 < 0x1.e000000000000p+3f ? e13 : 0x1.e000000000000p+3f) : 0.0f);
+                    code[i] = (uint8_t)c;
+                    const float e14 = (float)c * side1;
+                    const float e15 = side0 + e14;
+                    y[i] = y[i] - e15; check += y[i] * 0.0f;
+                }
+                } else {
+#pragma omp simd reduction(+ : check)
+                for (int64_t i = 0; i < m; i++) {
+                    const float e16 = y[i];
+                    const float e17 = e16 - b1;
+                    const float e18 = e17 / b7;
+                    const float e19 = hp_uniform(position + (uint32_t)i, low, high);
+                    const float e20 = e18 + e19;
+                    const float e21 = floorf(e20);
+                    const int32_t c = (int32_t)(e21 > 0.0f ? (e21 < 0x1.e000000000000p+3f ? e21 : 0x1.e000000000000p+3f) : 0.0f);
+                    code[i] = (uint8_t)c;
+                    const float e22 = (float)c * side1;
+                    const float e23 = side0 + e22;
+                    check += e23 * 0.0f;
+                }
+                }
+            }
+            if (!(check == 0.0f)) { /* not finite, or too large for a sum over the block */
                 bad[s] = 1;
+                for (int64_t i = 0; i < m; i++) g[i] = NAN;
                 memset(wire + 4 * 2 * b, 0, 4 * 2);
                 memset(bytes, 0, (size_t)((m * 4 + 7) / 8));
                 continue;
             }
-            float b1 = INFINITY;
-            float b2 = -INFINITY;
-#pragma omp simd reduction(min:b1) reduction(max:b2)
-            for (int64_t i = 0; i < m; i++) {
-                const float e3 = y[i];
-                b1 = e3 < b1 ? e3 : b1;
-                b2 = e3 > b2 ? e3 : b2;
-            }
-            const float side0 = b1;
-            memcpy(wire + 4 * (2 * b + 0), &side0, 4);
-            const float b4 = b2 - b1;
-            const float b5 = b4 / 0x1.e000000000000p+3f;
-            const float side1 = b5;
-            memcpy(wire + 4 * (2 * b + 1), &side1, 4);
-            const int b6 = 0x0.0p+0f < b5;
-            const float b7 = b6 ? b5 : 0x1.0000000000000p+0f;
-            if (r) {
-#pragma omp simd
-            for (int64_t i = 0; i < m; i++) {
-                const float e8 = y[i];
-                const float e9 = e8 - b1;
-                const float e10 = e9 / b7;
-                const float e11 = hp_uniform(position + (uint32_t)i, low, high);
-                const float e12 = e10 + e11;
-                const float e13 = floorf(e12);
-                const int32_t c = (int32_t)(e13 > 0.0f ? (e13 < 0x1.e000000000000p+3f ? e13 : 0x1.e000000000000p+3f) : 0.0f);
-                code[i] = (uint8_t)c;
-                const float e14 = (float)c * side1;
-                const float e15 = side0 + e14;
-                r[i] = y[i] - e15;
-            }
-            } else {
-#pragma omp simd
-            for (int64_t i = 0; i < m; i++) {
-                const float e16 = y[i];
-                const float e17 = e16 - b1;
-                const float e18 = e17 / b7;
-                const float e19 = hp_uniform(position + (uint32_t)i, low, high);
-                const float e20 = e18 + e19;
-                const float e21 = floorf(e20);
-                const int32_t c = (int32_t)(e21 > 0.0f ? (e21 < 0x1.e000000000000p+3f ? e21 : 0x1.e000000000000p+3f) : 0.0f);
-                code[i] = (uint8_t)c;
-            }
-            }
             memset(code + m, 0, (size_t)((64 - m % 64) % 64));
             hp_pack4(bytes, code, m);
-
+            if (r) memcpy(r, y, (size_t)m * 4);
         }
         const int64_t used = 4 * 2 * blocks + (count * 4 + 7) / 8;
         memset(wire + used, 0, (size_t)((16 - used % 16) % 16));
     }
 }
 
-HP_EXPORT void hp_70afd0e02b4c_decode(const uint8_t *in, float *out, const int64_t *table, int64_t segments,
+HP_EXPORT void hp_908ce6015683_decode(const uint8_t *in, float *out, const int64_t *table, int64_t segments,
                              const float *options) {
     uint8_t code[512 + 64];
     (void)options;
@@ -1070,7 +1118,7 @@ HP_EXPORT void hp_70afd0e02b4c_decode(const uint8_t *in, float *out, const int64
 
 
 /* nbit, 8 bits, blocks of 512 */
-HP_EXPORT void hp_ab6e632ac308_encode(const float *grad, float *residual, float scale,
+HP_EXPORT void hp_fd0dbd365d38_encode(float *grad, float *residual, float scale,
                              const uint8_t *incoming, int64_t stride, int64_t messages,
                              uint8_t *out, const int64_t *table, int64_t segments,
                              const float *options, uint64_t stream, int32_t *bad) {
@@ -1089,7 +1137,7 @@ HP_EXPORT void hp_ab6e632ac308_encode(const float *grad, float *residual, float 
             const int64_t first = b * 512;
             const int64_t m = count - first < 512 ? count - first : 512;
             const int64_t place = 4 * 2 * blocks + first * 8 / 8;
-            const float *const g = grad + t[HP_GRAD] + first;
+            float *const g = grad + t[HP_GRAD] + first;
             float *const r = residual ? residual + t[HP_RESIDUAL] + first : 0;
             uint8_t *const bytes = wire + place;
             float check = 0.0f;
@@ -1121,66 +1169,72 @@ HP_EXPORT void hp_ab6e632ac308_encode(const float *grad, float *residual, float 
                     }
                 }
             }
-            if (!(check == 0.0f)) {
+            if (check == 0.0f) {
+                float b1 = INFINITY;
+                float b2 = -INFINITY;
+#pragma omp simd reduction(min:b1) reduction(max:b2)
+                for (int64_t i = 0; i < m; i++) {
+                    const float e3 = y[i];
+                    b1 = e3 < b1 ? e3 : b1;
+                    b2 = e3 > b2 ? e3 : b2;
+                }
+                const float side0 = b1;
+                memcpy(wire + 4 * (2 * b + 0), &side0, 4);
+                const float b4 = b2 - b1;
+                const float b5 = b4 / 0x1.fe00000000000p+7f;
+                const float side1 = b5;
+                memcpy(wire + 4 * (2 * b + 1), &side1, 4);
+                const int b6 = 0x0.0p+0f < b5;
+                const float b7 = b6 ? b5 : 0x1.0000000000000p+0f;
+                if (r) {
+#pragma omp simd reduction(+ : check)
+                for (int64_t i = 0; i < m; i++) {
+                    const float e8 = y[i];
+                    const float e9 = e8 - b1;
+                    const float e10 = e9 / b7;
+                    const float e11 = hp_uniform(position + (uint32_t)i, low, high);
+                    const float e12 = e10 + e11;
+                    const float e13 = floorf(e12);
+                    const int32_t c = (int32_t)(e13 > 0.0f ? (e13 < 0x1.fe00000000000p+7f ? e13 : 0x1.fe00000000000p+7f) : 0.0f);
+                    code[i] = (uint8_t)c;
+                    const float e14 = (float)c * side1;
+                    const float e15 = side0 + e14;
+                    y[i] = y[i] - e15; check += y[i] * 0.0f;
+                }
+                } else {
+#pragma omp simd reduction(+ : check)
+                for (int64_t i = 0; i < m; i++) {
+                    const float e16 = y[i];
+                    const float e17 = e16 - b1;
+                    const float e18 = e17 / b7;
+                    const float e19 = hp_uniform(position + (uint32_t)i, low, high);
+                    const float e20 = e18 + e19;
+                    const float e21 = floorf(e20);
+                    const int32_t c = (int32_t)(e21 > 0.0f ? (e21 < 0x1.fe00000000000p+7f ? e21 : 0x1.fe00000000000p+7f) : 0.0f);
+                    code[i] = (uint8_t)c;
+                    const float e22 = (float)c * side1;
+                    const float e23 = side0 + e22;
+                    check += e23 * 0.0f;
+                }
+                }
+            }
+            if (!(check == 0.0f)) { /* not finite, or too large for a sum over the block */
                 bad[s] = 1;
+                for (int64_t i = 0; i < m; i++) g[i] = NAN;
                 memset(wire + 4 * 2 * b, 0, 4 * 2);
                 memset(bytes, 0, (size_t)((m * 8 + 7) / 8));
                 continue;
             }
-            float b1 = INFINITY;
-            float b2 = -INFINITY;
-#pragma omp simd reduction(min:b1) reduction(max:b2)
-            for (int64_t i = 0; i < m; i++) {
-                const float e3 = y[i];
-                b1 = e3 < b1 ? e3 : b1;
-                b2 = e3 > b2 ? e3 : b2;
-            }
-            const float side0 = b1;
-            memcpy(wire + 4 * (2 * b + 0), &side0, 4);
-            const float b4 = b2 - b1;
-            const float b5 = b4 / 0x1.fe00000000000p+7f;
-            const float side1 = b5;
-            memcpy(wire + 4 * (2 * b + 1), &side1, 4);
-            const int b6 = 0x0.0p+0f < b5;
-            const float b7 = b6 ? b5 : 0x1.0000000000000p+0f;
-            if (r) {
-#pragma omp simd
-            for (int64_t i = 0; i < m; i++) {
-                const float e8 = y[i];
-                const float e9 = e8 - b1;
-                const float e10 = e9 / b7;
-                const float e11 = hp_uniform(position + (uint32_t)i, low, high);
-                const float e12 = e10 + e11;
-                const float e13 = floorf(e12);
-                const int32_t c = (int32_t)(e13 > 0.0f ? (e13 < 0x1.fe00000000000p+7f ? e13 : 0x1.fe00000000000p+7f) : 0.0f);
-                code[i] = (uint8_t)c;
-                const float e14 = (float)c * side1;
-                const float e15 = side0 + e14;
-                r[i] = y[i] - e15;
-            }
-            } else {
-#pragma omp simd
-            for (int64_t i = 0; i < m; i++) {
-                const float e16 = y[i];
-                const float e17 = e16 - b1;
-                const float e18 = e17 / b7;
-                const float e19 = hp_uniform(position + (uint32_t)i, low, high);
-                const float e20 = e18 + e19;
-                const float e21 = floorf(e20);
-                const int32_t c = (int32_t)(e21 > 0.0f ? (e21 < 0x1.fe00000000000p+7f ? e21 : 0x1.fe00000000000p+7f) : 0.0f);
-                code[i] = (uint8_t)c;
-            }
-            }
             memset(code + m, 0, (size_t)((64 - m % 64) % 64));
             hp_pack8(bytes, code, m);
-
+            if (r) memcpy(r, y, (size_t)m * 4);
         }
         const int64_t used = 4 * 2 * blocks + (count * 8 + 7) / 8;
         memset(wire + used, 0, (size_t)((16 - used % 16) % 16));
     }
 }
 
-HP_EXPORT void hp_ab6e632ac308_decode(const uint8_t *in, float *out, const int64_t *table, int64_t segments,
+HP_EXPORT void hp_fd0dbd365d38_decode(const uint8_t *in, float *out, const int64_t *table, int64_t segments,
                              const float *options) {
     uint8_t code[512 + 64];
     (void)options;
@@ -1207,7 +1261,7 @@ HP_EXPORT void hp_ab6e632ac308_decode(const uint8_t *in, float *out, const int64
 
 
 /* none, 32 bits, blocks of 4096 */
-HP_EXPORT void hp_6bde6177fd04_encode(const float *grad, float *residual, float scale,
+HP_EXPORT void hp_a1fba812eae4_encode(float *grad, float *residual, float scale,
                              const uint8_t *incoming, int64_t stride, int64_t messages,
                              uint8_t *out, const int64_t *table, int64_t segments,
                              const float *options, uint64_t stream, int32_t *bad) {
@@ -1225,7 +1279,7 @@ HP_EXPORT void hp_6bde6177fd04_encode(const float *grad, float *residual, float 
             const int64_t first = b * 4096;
             const int64_t m = count - first < 4096 ? count - first : 4096;
             const int64_t place = 4 * 0 * blocks + first * 32 / 8;
-            const float *const g = grad + t[HP_GRAD] + first;
+            float *const g = grad + t[HP_GRAD] + first;
             float *const r = residual ? residual + t[HP_RESIDUAL] + first : 0;
             uint8_t *const bytes = wire + place;
             float check = 0.0f;
@@ -1253,16 +1307,19 @@ HP_EXPORT void hp_6bde6177fd04_encode(const float *grad, float *residual, float 
                     }
                 }
             }
-            if (!(check == 0.0f)) {
+            if (check == 0.0f) {
+                #pragma omp simd
+                for (int64_t i = 0; i < m; i++) {
+                    const float e1 = y[i];
+                    code[i] = e1 < 0x1.fffffe0000000p+127f ? (e1 > -0x1.fffffe0000000p+127f ? e1 : -0x1.fffffe0000000p+127f) : 0x1.fffffe0000000p+127f;
+                }
+            }
+            if (!(check == 0.0f)) { /* not finite, or too large for a sum over the block */
                 bad[s] = 1;
+                for (int64_t i = 0; i < m; i++) g[i] = NAN;
                 memset(wire + 4 * 0 * b, 0, 4 * 0);
                 memset(bytes, 0, (size_t)((m * 32 + 7) / 8));
                 continue;
-            }
-            #pragma omp simd
-            for (int64_t i = 0; i < m; i++) {
-                const float e1 = y[i];
-                code[i] = e1 < 0x1.fffffe0000000p+127f ? (e1 > -0x1.fffffe0000000p+127f ? e1 : -0x1.fffffe0000000p+127f) : 0x1.fffffe0000000p+127f;
             }
 
             hp_store_float32(bytes, code, m);
@@ -1279,7 +1336,7 @@ HP_EXPORT void hp_6bde6177fd04_encode(const float *grad, float *residual, float 
     }
 }
 
-HP_EXPORT void hp_6bde6177fd04_decode(const uint8_t *in, float *out, const int64_t *table, int64_t segments,
+HP_EXPORT void hp_a1fba812eae4_decode(const uint8_t *in, float *out, const int64_t *table, int64_t segments,
                              const float *options) {
     float code[4096 + 64];
     (void)options;
@@ -1302,7 +1359,7 @@ HP_EXPORT void hp_6bde6177fd04_decode(const uint8_t *in, float *out, const int64
 
 
 /* fp16, 16 bits, blocks of 4096 */
-HP_EXPORT void hp_673a6ef42adf_encode(const float *grad, float *residual, float scale,
+HP_EXPORT void hp_e64e97ee5201_encode(float *grad, float *residual, float scale,
                              const uint8_t *incoming, int64_t stride, int64_t messages,
                              uint8_t *out, const int64_t *table, int64_t segments,
                              const float *options, uint64_t stream, int32_t *bad) {
@@ -1320,7 +1377,7 @@ HP_EXPORT void hp_673a6ef42adf_encode(const float *grad, float *residual, float 
             const int64_t first = b * 4096;
             const int64_t m = count - first < 4096 ? count - first : 4096;
             const int64_t place = 4 * 0 * blocks + first * 16 / 8;
-            const float *const g = grad + t[HP_GRAD] + first;
+            float *const g = grad + t[HP_GRAD] + first;
             float *const r = residual ? residual + t[HP_RESIDUAL] + first : 0;
             uint8_t *const bytes = wire + place;
             float check = 0.0f;
@@ -1348,16 +1405,19 @@ HP_EXPORT void hp_673a6ef42adf_encode(const float *grad, float *residual, float 
                     }
                 }
             }
-            if (!(check == 0.0f)) {
+            if (check == 0.0f) {
+                #pragma omp simd
+                for (int64_t i = 0; i < m; i++) {
+                    const float e1 = y[i];
+                    code[i] = e1 < 0x1.ffc0000000000p+15f ? (e1 > -0x1.ffc0000000000p+15f ? e1 : -0x1.ffc0000000000p+15f) : 0x1.ffc0000000000p+15f;
+                }
+            }
+            if (!(check == 0.0f)) { /* not finite, or too large for a sum over the block */
                 bad[s] = 1;
+                for (int64_t i = 0; i < m; i++) g[i] = NAN;
                 memset(wire + 4 * 0 * b, 0, 4 * 0);
                 memset(bytes, 0, (size_t)((m * 16 + 7) / 8));
                 continue;
-            }
-            #pragma omp simd
-            for (int64_t i = 0; i < m; i++) {
-                const float e1 = y[i];
-                code[i] = e1 < 0x1.ffc0000000000p+15f ? (e1 > -0x1.ffc0000000000p+15f ? e1 : -0x1.ffc0000000000p+15f) : 0x1.ffc0000000000p+15f;
             }
 
             hp_store_float16(bytes, code, m);
@@ -1374,7 +1434,7 @@ HP_EXPORT void hp_673a6ef42adf_encode(const float *grad, float *residual, float 
     }
 }
 
-HP_EXPORT void hp_673a6ef42adf_decode(const uint8_t *in, float *out, const int64_t *table, int64_t segments,
+HP_EXPORT void hp_e64e97ee5201_decode(const uint8_t *in, float *out, const int64_t *table, int64_t segments,
                              const float *options) {
     float code[4096 + 64];
     (void)options;
@@ -1397,7 +1457,7 @@ HP_EXPORT void hp_673a6ef42adf_decode(const uint8_t *in, float *out, const int64
 
 
 /* bf16, 16 bits, blocks of 4096 */
-HP_EXPORT void hp_ceabb7efb752_encode(const float *grad, float *residual, float scale,
+HP_EXPORT void hp_8fb1f1751db0_encode(float *grad, float *residual, float scale,
                              const uint8_t *incoming, int64_t stride, int64_t messages,
                              uint8_t *out, const int64_t *table, int64_t segments,
                              const float *options, uint64_t stream, int32_t *bad) {
@@ -1415,7 +1475,7 @@ HP_EXPORT void hp_ceabb7efb752_encode(const float *grad, float *residual, float 
             const int64_t first = b * 4096;
             const int64_t m = count - first < 4096 ? count - first : 4096;
             const int64_t place = 4 * 0 * blocks + first * 16 / 8;
-            const float *const g = grad + t[HP_GRAD] + first;
+            float *const g = grad + t[HP_GRAD] + first;
             float *const r = residual ? residual + t[HP_RESIDUAL] + first : 0;
             uint8_t *const bytes = wire + place;
             float check = 0.0f;
@@ -1443,16 +1503,19 @@ HP_EXPORT void hp_ceabb7efb752_encode(const float *grad, float *residual, float 
                     }
                 }
             }
-            if (!(check == 0.0f)) {
+            if (check == 0.0f) {
+                #pragma omp simd
+                for (int64_t i = 0; i < m; i++) {
+                    const float e1 = y[i];
+                    code[i] = e1 < 0x1.fe00000000000p+127f ? (e1 > -0x1.fe00000000000p+127f ? e1 : -0x1.fe00000000000p+127f) : 0x1.fe00000000000p+127f;
+                }
+            }
+            if (!(check == 0.0f)) { /* not finite, or too large for a sum over the block */
                 bad[s] = 1;
+                for (int64_t i = 0; i < m; i++) g[i] = NAN;
                 memset(wire + 4 * 0 * b, 0, 4 * 0);
                 memset(bytes, 0, (size_t)((m * 16 + 7) / 8));
                 continue;
-            }
-            #pragma omp simd
-            for (int64_t i = 0; i < m; i++) {
-                const float e1 = y[i];
-                code[i] = e1 < 0x1.fe00000000000p+127f ? (e1 > -0x1.fe00000000000p+127f ? e1 : -0x1.fe00000000000p+127f) : 0x1.fe00000000000p+127f;
             }
 
             hp_store_bfloat16(bytes, code, m);
@@ -1469,7 +1532,7 @@ HP_EXPORT void hp_ceabb7efb752_encode(const float *grad, float *residual, float 
     }
 }
 
-HP_EXPORT void hp_ceabb7efb752_decode(const uint8_t *in, float *out, const int64_t *table, int64_t segments,
+HP_EXPORT void hp_8fb1f1751db0_decode(const uint8_t *in, float *out, const int64_t *table, int64_t segments,
                              const float *options) {
     float code[4096 + 64];
     (void)options;

@@ -1,5 +1,5 @@
 /* @TITLE@ */
-HP_EXPORT void @NAME@_encode(const float *grad, float *residual, float scale,
+HP_EXPORT void @NAME@_encode(float *grad, float *residual, float scale,
                              const uint8_t *incoming, int64_t stride, int64_t messages,
                              uint8_t *out, const int64_t *table, int64_t segments,
                              const float *options, uint64_t stream, int32_t *bad) {
@@ -17,7 +17,7 @@ HP_EXPORT void @NAME@_encode(const float *grad, float *residual, float scale,
             const int64_t first = b * @BLOCK@;
             const int64_t m = count - first < @BLOCK@ ? count - first : @BLOCK@;
             const int64_t place = 4 * @SIDES@ * blocks + first * @BITS@ / 8;
-            const float *const g = grad + t[HP_GRAD] + first;
+            float *const g = grad + t[HP_GRAD] + first;
             float *const r = residual ? residual + t[HP_RESIDUAL] + first : 0;
             uint8_t *const bytes = wire + place;
             float check = 0.0f;
@@ -42,13 +42,16 @@ HP_EXPORT void @NAME@_encode(const float *grad, float *residual, float scale,
                     @MERGE@
                 }
             }
-            if (!(check == 0.0f)) {
+            if (check == 0.0f) {
+                @ENCODE@
+            }
+            if (!(check == 0.0f)) { /* not finite, or too large for a sum over the block */
                 bad[s] = 1;
+                for (int64_t i = 0; i < m; i++) g[i] = NAN;
                 memset(wire + 4 * @SIDES@ * b, 0, 4 * @SIDES@);
                 memset(bytes, 0, (size_t)((m * @BITS@ + 7) / 8));
                 continue;
             }
-            @ENCODE@
             @PAD@
             @PACK@(bytes, code, m);
             @RESIDUAL@
