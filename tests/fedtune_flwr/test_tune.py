@@ -132,9 +132,22 @@ def test_bad_requests(emulator):
         tune(SearchSpace(dropout=Log(0.1, 0.5)), emulator, metrics)
     with pytest.raises(ProxyError, match="empty"):
         tune(SPACE, emulator, [], options=SMALL)
-    for wrong in ({"budget": 3}, {"fraction": 0.0}, {"confidence": 1.0}, {"confirmations": 1}):
-        with pytest.raises(ConfigError):
+    for wrong in ({"budget": 3}, {"fraction": 0.0}, {"confidence": 1.0}, {"confirmations": 1},
+                  {"rounds": 1.5}, {"threads": "a"}, {"min_gain": float("nan")},
+                  {"confidence": None}, {"weight": "a"}):  # fmt: skip
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
             TuneOptions(**wrong)
+    with pytest.raises(ConfigError, match="seed=-1"):
+        tune(SPACE, emulator, metrics, seed=-1)
+    for wrong in (
+        {"seed": "a"},
+        {"bank": 0},
+        {"max_size": "a"},
+        {"generators": [5]},
+        {"generators": 5},
+    ):
+        with pytest.raises(ProxyError, match=next(iter(wrong))):
+            Emulator(proxy(60), **wrong)
 
 
 def test_a_score_that_is_not_a_number_is_the_worst(emulator):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ._checks import check_whole
 from ._errors import ProxyError
 from ._generators import DEFAULT_GENERATORS, Generator, label_mix
 from ._metrics import NAMES, Scaler, as_matrix
@@ -56,7 +57,8 @@ class Emulator:
         seed: fixes the split, the reference model, the bank and every emulation.
 
     Raises:
-        ProxyError: a count is below 1, or the model cannot run on the proxy data.
+        ProxyError: a count is below 1, a generator is none, or the model cannot run on the proxy
+            data.
     """
 
     def __init__(
@@ -70,8 +72,14 @@ class Emulator:
         seed: int = 0,
     ) -> None:
         for name, count in (("bank", bank), ("max_clients", max_clients), ("max_size", max_size)):
-            if count < 1:
-                raise ProxyError(f"{name}={count!r} must be at least 1")
+            check_whole(name, count, 1, ProxyError)
+        check_whole("seed", seed, 0, ProxyError)
+        for generator in generators if isinstance(generators, Sequence) else [generators]:
+            if not all(callable(getattr(generator, n, None)) for n in ("draw", "apply")):
+                raise ProxyError(
+                    f"generators holds {generator!r}, which has no draw() and apply(); expected "
+                    "objects like fedtune_flwr.LabelNoise()"
+                )
         _check_model(task)
         self.task = task
         self.generators = tuple(generators)

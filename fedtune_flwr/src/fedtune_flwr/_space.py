@@ -8,11 +8,12 @@ so a slope on a `Log` dimension multiplies the value.
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from ._errors import SpaceError
+from ._metrics import NAMES
 
 # What Flower itself, or this plugin, writes into the same ConfigRecord.
 RESERVED = frozenset({"server-round", "fedtune", "fedtune-profile", "fedtune-reference"})
@@ -50,9 +51,27 @@ def _clip(coordinate: float, bounds: tuple[float, float]) -> float:
 
 
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise SpaceError(f"{name}={value!r} must be a finite number")
-    return float(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            if math.isfinite(value):
+                return float(value)
+        except OverflowError:  # a whole number beyond any float
+            raise SpaceError(f"{name} must be below 1.8e308") from None
+    raise SpaceError(f"{name}={value!r} must be a finite number")
+
+
+def _check_by(dimension: "Log | Linear | Int") -> None:
+    by = dimension.by
+    if by is None:
+        return
+    allowed = f"allowed: a tuple of {', '.join(NAMES)}"
+    if isinstance(by, str) or not isinstance(by, Iterable):
+        raise SpaceError(f"by={by!r} of {dimension.kind} must be a tuple; {allowed}")
+    names = tuple(by)
+    wrong = [name for name in names if name not in NAMES]
+    if wrong:
+        raise SpaceError(f"by={names!r}: {wrong[0]!r} is no metric; {allowed}")
+    object.__setattr__(dimension, "by", names)
 
 
 def _check_range(kind: str, low: Any, high: Any, lowest: float | None) -> None:
@@ -83,7 +102,8 @@ class Log:
             hyperparameters this plugin knows by name (`lr`), nothing for others.
 
     Raises:
-        SpaceError: a bound is not finite, not above 0, or low is not below high.
+        SpaceError: a bound is not finite, not above 0, low is not below high, or `by` names what
+            is no metric.
     """
 
     low: float
@@ -97,6 +117,7 @@ class Log:
                 f"Log.low={self.low!r} must be above 0; Linear allows a range that includes 0"
             )
         _check_range("Log", self.low, self.high, None)
+        _check_by(self)
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -129,7 +150,7 @@ class Linear:
         by: names of the metrics that may move it per client; None means none.
 
     Raises:
-        SpaceError: a bound is not finite, or low is not below high.
+        SpaceError: a bound is not finite, low is not below high, or `by` names what is no metric.
     """
 
     low: float
@@ -139,6 +160,7 @@ class Linear:
 
     def __post_init__(self) -> None:
         _check_range("Linear", self.low, self.high, None)
+        _check_by(self)
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -171,7 +193,8 @@ class Int:
             `local-epochs` and `local-steps`, nothing for others.
 
     Raises:
-        SpaceError: a bound is not a whole number, is negative, or low is not below high.
+        SpaceError: a bound is not a whole number, is negative, low is not below high, or `by`
+            names what is no metric.
     """
 
     low: int
@@ -183,7 +206,10 @@ class Int:
         for name, bound in (("low", self.low), ("high", self.high)):
             if isinstance(bound, bool) or not isinstance(bound, int):
                 raise SpaceError(f"Int.{name}={bound!r} must be a whole number")
+            if bound >= 2**63:
+                raise SpaceError(f"Int.{name} must be below 2**63, which a message can carry")
         _check_range("Int", self.low, self.high, 0)
+        _check_by(self)
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -224,14 +250,14 @@ class Choice:
     kind: ClassVar[str] = "choice"
 
     def __init__(self, *options: Scalar) -> None:
-        if len(options) < 2 or len(set(options)) != len(options):
-            raise SpaceError(f"Choice{options!r} needs at least two different options")
         for option in options:
             if not isinstance(option, bool | int | float | str):
                 raise SpaceError(
                     f"option {option!r} of Choice is a {type(option).__name__}; "
                     "bool, int, float and str can be sent to a client"
                 )
+        if len(options) < 2 or len(set(options)) != len(options):
+            raise SpaceError(f"Choice{options!r} needs at least two different options")
         object.__setattr__(self, "options", tuple(options))
         # Options have no order, so no metric can move a client along them.
         object.__setattr__(self, "by", ())

@@ -12,6 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from ._checks import check_bool, check_number, check_whole
 from ._clients import ClientTable
 from ._emulate import Emulator
 from ._errors import ConfigError, FedTuneError, SpaceError, StateError
@@ -124,6 +125,18 @@ class FedTune(Strategy):
             )
         if any(isinstance(each, FedTune) for each in chain(strategy)):
             raise ConfigError("strategy already contains a FedTune; wrap once, outermost")
+        for name, value, kind in (
+            ("space", space, SearchSpace),
+            ("proxy", proxy, ProxyTask),
+            ("policy", policy, Policy),
+            ("options", options, TuneOptions),
+        ):
+            if value is not None and not isinstance(value, kind):
+                raise ConfigError(f"{name}={value!r} must be a {kind.__name__} or None")
+        check_whole("seed", seed, 0)
+        check_number("profile_timeout_s", profile_timeout_s)
+        if weight is not None:
+            check_bool("weight", weight)
         if policy is not None and space is not None and policy.space != space:
             raise SpaceError(f"policy was tuned for {policy.space}, not for space={space}")
         if not profile_timeout_s > 0:

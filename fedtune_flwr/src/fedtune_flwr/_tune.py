@@ -20,6 +20,7 @@ import numpy as np
 
 from . import tuners
 from ._batched import can_batch, simulate_batched
+from ._checks import check_bool, check_number, check_whole
 from ._cluster import centroids
 from ._cube import PolicyCube
 from ._emulate import Emulator
@@ -61,6 +62,9 @@ class TuneOptions:
         mode: "policy" steers values by metrics; "groups" clusters the clients by their metrics
             and gives each group its own values.
         threads: torch threads while tuning; more than 1 pays for large models only.
+
+    Raises:
+        ConfigError: a value is of another type or outside its range.
     """
 
     budget: int = 48
@@ -76,14 +80,14 @@ class TuneOptions:
     threads: int = 1
 
     def __post_init__(self) -> None:
-        if self.budget < 12:
-            raise ConfigError(f"budget={self.budget!r} must be at least 12 evaluations")
-        if min(self.emulations, self.rounds, self.threads) < 1 or self.confirmations < 2:
-            raise ConfigError(
-                f"emulations={self.emulations!r}, rounds={self.rounds!r} and "
-                f"threads={self.threads!r} must be at least 1, "
-                f"confirmations={self.confirmations!r} at least 2"
-            )
+        check_whole("budget", self.budget, 12, advice=" evaluations")
+        for name in ("emulations", "rounds", "threads"):
+            check_whole(name, getattr(self, name), 1)
+        check_whole("confirmations", self.confirmations, 2)
+        for name in ("min_gain", "confidence", "fraction"):
+            check_number(name, getattr(self, name))
+        for name in ("customize", "weight"):
+            check_bool(name, getattr(self, name))
         if self.mode not in ("policy", "groups"):
             raise ConfigError(f"mode={self.mode!r} is unknown; allowed: 'policy', 'groups'")
         if not 0 < self.fraction <= 1:
@@ -114,11 +118,13 @@ def tune(
         progress: is called with a line now and then.
 
     Raises:
+        ConfigError: the seed is no whole number of 0 or more.
         UnknownTunerError: no tuner of that name.
         ProxyError: the proxy cannot emulate these clients, or would ignore a hyperparameter.
         TunerError: the tuner raised, or returned points outside the unit cube.
     """
     options = options or TuneOptions()
+    check_whole("seed", seed, 0)
     emulator.task.check_space(space)
     factory = tuners.get(tuner)
     with intra_op_threads(options.threads):
