@@ -19,7 +19,7 @@ def write(tmp_path, text, name="f.yaml"):
     [
         ("types: 3", "list 'types'"),
         ("- a", "list 'types'"),
-        ("types: [", "not YAML"),
+        ("types: [", "not usable YAML"),
         ("types: []", "empty"),
         ("types: [a]", r"types\[0\] must be a mapping"),
         ("types: [{name: a}]", "lacks price"),
@@ -30,6 +30,8 @@ def write(tmp_path, text, name="f.yaml"):
         ("types: [{name: a, price: 1, counts: [0]}]", "counts"),
         ("types: [{name: a, price: 1}]\ncounts: {b: [1]}", "not in the catalogue"),
         ("types: [{name: a, price: 1}]\nnumbers: [1]", "unknown keys"),
+        ("types: [{name: a, price: 1, price: 9}]", "key 'price' is given twice"),
+        ("types: [{name: a, price: 1}]\ntypes: [{name: b, price: 2}]", "key 'types' is given"),
     ],
 )
 def test_yaml_refused(text, says, tmp_path):
@@ -56,6 +58,7 @@ def test_yaml_read(tmp_path):
         ("name,price,max_count\na,1,2.5\n", "max_count"),
         ("name,price,colour\na,1,red\n", "unknown fields"),
         ("name,price\n", "empty"),
+        ("name,price,price\na,1,2\n", "column 'price' twice"),
     ],
 )
 def test_csv_refused(text, says, tmp_path):
@@ -100,6 +103,12 @@ def test_aws_with_own_prices_and_described_types(tmp_path):
         mlcd.Catalog.aws(["m5.large"], prices=prices)
     with pytest.raises(mlcd.CatalogError, match="no size is known"):
         mlcd.Catalog.aws(["z2.big"])
+    for text, says in (
+        ("name,price\na,1\na,2\n", "two prices for 'a'"),
+        ("name,price,price\na,1,2\n", "column 'price' twice"),
+    ):
+        with pytest.raises(mlcd.CatalogError, match=says):
+            mlcd.Catalog.aws(prices=write(tmp_path, text, "twice.csv"))
     with pytest.raises(mlcd.CatalogError, match="DescribeInstanceTypes"):
         mlcd.Catalog.aws(described=[{"InstanceType": "q"}])
 
@@ -119,6 +128,8 @@ def test_aws_with_own_prices_and_described_types(tmp_path):
         ("a,x,1,10,1,lost,\n", "status 'lost' is unknown"),
         ("a,x,1,10,1,ok,\na,x,1,11,1,ok,\n", "listed twice"),
         ("a,x,1,10,1,ok,\na,x,2,11,2,ok,\n", "two prices"),
+        ("a,x,inf,10,1,ok,\n", "count must be a whole number"),
+        ("a,x\n", "line 2: count must be a whole number"),
         ("", "no job"),
     ],
 )
@@ -130,6 +141,8 @@ def test_traces_refused(rows, says, tmp_path):
 def test_traces_without_a_column_or_a_file(tmp_path):
     with pytest.raises(mlcd.TraceError, match="no column runtime_s"):
         read_traces(write(tmp_path, "instance_type,count,price_per_hour\n", "t.csv"))
+    with pytest.raises(mlcd.TraceError, match="column 'count' twice"):
+        read_traces(write(tmp_path, HEAD.replace("speed", "count"), "t.csv"))
     with pytest.raises(mlcd.TraceError, match="cannot be read"):
         read_traces(tmp_path / "no.csv")
 

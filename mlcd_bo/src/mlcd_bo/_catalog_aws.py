@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ._catalog import Catalog, InstanceType
-from ._catalog_files import cell, read_text
+from ._catalog_files import cell, once, read_text
 from ._errors import CatalogError
 
 
@@ -54,8 +54,11 @@ def _prices(path: str | PathLike[str] | None) -> tuple[str | None, dict[str, dic
     reader = csv.DictReader(rows)
     if not {"name", "price"} <= set(reader.fieldnames or ()):
         raise CatalogError(f"{label} needs the columns name and price, got {reader.fieldnames}")
+    once(label, reader.fieldnames)
     found: dict[str, dict[str, Any]] = {}
     for row in reader:
+        if row["name"] in found:
+            raise CatalogError(f"{label} has two prices for {row['name']!r}; give it one")
         fields = {k: row[k] for k in ("price", "spot_price") if (row.get(k) or "").strip()}
         where = f"{label}, {row['name']}"
         found[row["name"]] = {k: float(cell(where, k, v)) for k, v in fields.items()}

@@ -1,7 +1,7 @@
 """Catalogues from files: YAML and CSV."""
 
 import csv
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,21 @@ from typing import Any
 import yaml
 
 from ._catalog import FIELDS, Catalog, InstanceType
-from ._errors import CatalogError
+from ._errors import CatalogError, InvalidInput
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is given twice, of which YAML would silently take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        again = next((key for at, key in enumerate(keys) if key in keys[:at]), None)
+        if again is not None:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"key {again!r} is given twice", node.start_mark
+            )
+        return super().construct_mapping(node, deep)
+
 
 _INTEGERS = ("max_count", "quota")
 _STRINGS = ("name", "gpu_name")
@@ -19,9 +33,9 @@ def catalog_from_yaml(path: str | PathLike[str]) -> Catalog:
     """Returns the catalogue of a YAML file: ``types``, and optional ``counts`` and ``dated``."""
     label = f"catalogue {str(path)!r}"
     try:
-        content = yaml.safe_load(read_text(path))
+        content = yaml.load(read_text(path), _Loader)
     except yaml.YAMLError as problem:
-        raise CatalogError(f"{label} is not YAML: {problem}") from problem
+        raise CatalogError(f"{label} is not usable YAML: {problem}") from problem
     if not isinstance(content, dict) or not isinstance(content.get("types"), list):
         raise CatalogError(f"{label} must be a mapping with a list 'types'")
     unknown = sorted(set(map(str, content)) - {"types", "counts", "dated"})
@@ -55,6 +69,7 @@ def catalog_from_csv(
     reader = csv.DictReader(read_text(path).splitlines())
     if not {"name", "price"} <= set(reader.fieldnames or ()):
         raise CatalogError(f"{label} needs the columns name and price, got {reader.fieldnames}")
+    once(label, reader.fieldnames)
     unknown = sorted(set(reader.fieldnames or ()) - set(FIELDS))
     if unknown:
         raise CatalogError(f"{label} has unknown fields {unknown}; allowed: {', '.join(FIELDS)}")
@@ -66,6 +81,20 @@ def catalog_from_csv(
         fields: dict[str, Any] = {k: cell(where, k, v) for k, v in row.items() if v.strip()}
         types.append(_instance_type(where, fields))
     return Catalog(types, counts)
+
+
+def once(
+    label: str, columns: Sequence[str] | None, error: type[InvalidInput] = CatalogError
+) -> None:
+    """Refuses a column that is given twice, of which CSV readers silently take the last.
+
+    Raises:
+        CatalogError: there is one (or the `error` given).
+    """
+    names = list(columns or ())
+    again = sorted({name for name in names if names.count(name) > 1})
+    if again:
+        raise error(f"{label} has the column {again[0]!r} twice; give each column once")
 
 
 def read_text(path: str | PathLike[str]) -> str:

@@ -8,6 +8,7 @@ from os import PathLike
 from pathlib import Path
 
 from ._catalog import Catalog, InstanceType
+from ._catalog_files import once
 from ._errors import CatalogError, TraceError
 from ._space import Deployment, SearchSpace
 from ._trial import Status
@@ -91,6 +92,7 @@ def read_traces(
             f"trace {str(file)!r} has no column {', '.join(missing)}; "
             f"needed are {', '.join(_NEEDED)}"
         )
+    once(f"trace {str(file)!r}", columns, TraceError)
     wanted = None if jobs is None else set(jobs)
     by_job: dict[str, list[tuple[int, dict[str, str]]]] = {}
     for line, row in rows:
@@ -116,7 +118,7 @@ def _trace(
         where = f"trace {str(file)!r} line {line}"
         name = (row["instance_type"] or "").strip()
         count = _number(where, "count", row["count"])
-        if count is None or count != int(count) or count < 1:
+        if count is None or not count.is_integer() or count < 1:
             raise TraceError(f"{where}: count must be a whole number of at least 1")
         price = _number(where, "price_per_hour", row["price_per_hour"])
         kind = _kind(where, name, price, catalog)
@@ -152,8 +154,8 @@ def _outcome(where: str, row: dict[str, str]) -> tuple[float, Status]:
     status = (row.get("status") or "ok").strip().lower()
     if status != "ok" and status not in _FAILURES:
         raise TraceError(f"{where}: status {status!r} is unknown; use ok, {', '.join(_FAILURES)}")
-    speed = _number(where, "speed", row.get("speed") or "")
-    runtime = _number(where, "runtime_s", row["runtime_s"] or "")
+    speed = _number(where, "speed", row.get("speed"))
+    runtime = _number(where, "runtime_s", row["runtime_s"])
     if status == "timeout" and speed is not None and speed > 0:
         # Cut off by a time limit, but it ran: its speed is as good as any.
         return speed, "ok"
@@ -170,8 +172,9 @@ def _outcome(where: str, row: dict[str, str]) -> tuple[float, Status]:
     return value, "ok"
 
 
-def _number(where: str, column: str, text: str) -> float | None:
-    if not text.strip():
+def _number(where: str, column: str, text: str | None) -> float | None:
+    # None: the line is shorter than the header.
+    if text is None or not text.strip():
         return None
     try:
         return float(text)
