@@ -1,5 +1,6 @@
 import datetime
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,6 +26,8 @@ GOOD = mlcd.InstanceType("a", 1.0)
         ({"spot_price": 0}, "spot_price"),
         ({"max_count": 0}, "max_count"),
         ({"quota": 1.5}, "quota"),
+        ({"gpus": "two"}, "gpus"),
+        ({"gpu_name": 5}, "gpu_name"),
     ],
 )
 def test_instance_type_refuses(fields, says):
@@ -40,7 +43,12 @@ def test_memory_is_that_of_the_accelerators_if_there_are_any():
 
 @pytest.mark.parametrize(
     ("types", "says"),
-    [([], "empty"), ([GOOD, mlcd.InstanceType("a", 2.0)], "twice"), (["a"], "InstanceType")],
+    [
+        ([], "empty"),
+        ([GOOD, mlcd.InstanceType("a", 2.0)], "twice"),
+        (["a"], "InstanceType"),
+        (None, "list"),
+    ],
 )
 def test_catalog_refuses(types, says):
     with pytest.raises(mlcd.CatalogError, match=says):
@@ -83,6 +91,41 @@ def test_spot_and_knobs_widen_the_space():
         mlcd.SearchSpace(mlcd.Catalog(kinds), [2], knobs={"batch": []})
 
 
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {5: [1]},
+        {"two words": [1]},
+        {"batch": "32"},
+        {"batch": 32},
+        {"mesh": [(1, 2)]},
+        {"mesh": [[1, 2]]},
+        {"rate": [None]},
+        {"rate": [math.nan]},
+        {"rate": [1j]},
+        [("batch", [32])],
+    ],
+)
+def test_knobs_refused(knobs):
+    with pytest.raises(mlcd.InvalidInput, match="knobs"):
+        mlcd.SearchSpace(mlcd.Catalog([GOOD]), [1], knobs=knobs)
+
+
+def test_a_space_of_numpy_figures_is_a_plain_one():
+    kind = mlcd.InstanceType("a", np.float32(1), vcpus=np.int64(4), quota=np.int32(8))
+    knobs = {"batch": np.array([32, 64]), "rate": np.array([0.5], np.float32), "fused": [True]}
+    space = mlcd.SearchSpace(mlcd.Catalog([kind]), np.array([1, 2]), knobs=knobs)
+    plain = mlcd.SearchSpace(
+        mlcd.Catalog([mlcd.InstanceType("a", 1.0, vcpus=4, quota=8)]),
+        [1, 2],
+        knobs={"batch": [32, 64], "rate": [0.5], "fused": [True]},
+    )
+    assert list(space) == list(plain)
+    assert repr(list(space)) == repr(list(plain))
+    with pytest.raises(mlcd.InvalidInput, match="instance_type"):
+        mlcd.Deployment("a", 1)
+
+
 def test_position_refuses_a_stranger():
     space = mlcd.SearchSpace(mlcd.Catalog([GOOD]), [1, 2])
     assert space.position(space[1]) == 1
@@ -99,6 +142,10 @@ def test_position_refuses_a_stranger():
         ({"total_samples": math.nan}, "total_samples"),
         ({"total_steps": 5, "batch_policy": "local"}, "give total_samples"),
         ({"total_samples": 5, "batch_policy": "weak"}, "batch_policy"),
+        ({"total_samples": 5, "args": "--x 1"}, "args must be a list"),
+        ({"total_samples": 5, "args": 1}, "args must be a list"),
+        ({"total_samples": 5, "args": [None]}, "args must hold strings"),
+        ({"total_samples": 5, "script": 7}, "script"),
     ],
 )
 def test_job_refuses(fields, says):
@@ -128,6 +175,40 @@ def test_scenarios():
 def test_scenario_refuses(fields, says):
     with pytest.raises(mlcd.InvalidInput, match=says):
         mlcd.Scenario(**fields)
+
+
+@pytest.mark.parametrize("limit", [None, 0, math.inf, "3"])
+def test_a_limit_left_out_is_not_no_limit(limit):
+    with pytest.raises(mlcd.InvalidInput, match="budget must be"):
+        mlcd.Scenario.fastest_within(limit)
+    with pytest.raises(mlcd.InvalidInput, match="deadline must be"):
+        mlcd.Scenario.cheapest_by(limit)
+
+
+def test_arguments_become_strings():
+    job = mlcd.Job(np.int64(5), args=["--lr", 0.1, Path("data")])
+    assert job.args == ("--lr", "0.1", "data")
+    assert type(job.total_steps) is float
+    for profiler in (mlcd.LocalTorchrun, mlcd.SkyProfiler):
+        with pytest.raises(mlcd.InvalidInput, match="args must be a list"):
+            profiler(__file__, "a b")
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ({"earlier": 5}, "earlier must be a list"),
+        ({"earlier": "other.db"}, "earlier must be a list"),
+        ({"trial_cost": 5}, "trial_cost must be a function"),
+        ({"trial_cost": lambda d: "long"}, "trial_cost.*must be a number"),
+        ({"trial_cost": lambda d: -1}, "trial_cost"),
+        ({"strategy": ["gittins"]}, "strategy"),
+    ],
+)
+def test_search_refuses(option, says):
+    space = mlcd.SearchSpace(mlcd.Catalog([GOOD]), [1, 2])
+    with pytest.raises(mlcd.InvalidInput, match=says):
+        mlcd.DeploymentOptimizer(space, mlcd.Scenario.fastest(), mlcd.Job(5), **option)
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,22 @@ def test_numpy_figures_are_kept(tmp_path):
     assert again.trials[1].observation.status == "oom"
 
 
+def test_a_space_of_numpy_figures_is_kept(tmp_path):
+    path = tmp_path / "search.db"
+    kind = mlcd.InstanceType("a", np.float32(1), quota=np.int64(8))
+    space = mlcd.SearchSpace(
+        mlcd.Catalog([kind]), np.array([1, 2]), knobs={"batch": np.array([32, 64])}
+    )
+    scenario = mlcd.Scenario.fastest_within(np.float32(5))
+    job = mlcd.Job(total_samples=np.float32(100))
+    mlcd.DeploymentOptimizer(space, scenario, job, seed=np.int64(3), store=path)
+    again = mlcd.DeploymentOptimizer.resume(path, space)
+    assert list(again.space) == list(space)
+    assert (again.scenario, again.job, again.seed) == (scenario, job, 3)
+    with pytest.raises(mlcd.InvalidInput, match="space must be a SearchSpace"):
+        mlcd.DeploymentOptimizer.resume(path, 5)
+
+
 def test_json_lines_tell_the_same_story(tmp_path):
     path = tmp_path / "search.db"
     here = world()

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from numbers import Integral
 from os import PathLike
 from typing import Any
 
-from ._check import positive, positive_int
-from ._errors import CatalogError
+from ._check import at_least_zero, positive, positive_int
+from ._errors import CatalogError, InvalidInput
 
 
 @dataclass(frozen=True)
@@ -46,17 +47,26 @@ class InstanceType:
         if not isinstance(self.name, str) or not self.name.strip():
             raise CatalogError(f"name must be a non-empty string, got {self.name!r}")
         label = f"instance type {self.name!r}"
-        positive(f"{label}: price", self.price, CatalogError, " (dollars per hour)")
+        price = positive(f"{label}: price", self.price, CatalogError, " (dollars per hour)")
+        object.__setattr__(self, "price", _plain(self.price, price))
         for field in ("vcpus", "mem_gib", "gpu_mem_gib", "net_gbps", "spot_price"):
             value = getattr(self, field)
             if value is not None:
-                positive(f"{label}: {field}", value, CatalogError)
-        if self.gpus is not None and self.gpus != 0:
-            positive(f"{label}: gpus", self.gpus, CatalogError)
+                number = positive(f"{label}: {field}", value, CatalogError)
+                object.__setattr__(self, field, _plain(value, number))
+        if self.gpus is not None:
+            try:
+                number = at_least_zero(f"{label}: gpus", self.gpus)
+            except InvalidInput as problem:
+                raise CatalogError(str(problem)) from None
+            object.__setattr__(self, "gpus", _plain(self.gpus, number))
         for field in ("max_count", "quota"):
             value = getattr(self, field)
             if value is not None:
-                positive_int(f"{label}: {field}", value, CatalogError)
+                number = positive_int(f"{label}: {field}", value, CatalogError)
+                object.__setattr__(self, field, number)
+        if self.gpu_name is not None and not isinstance(self.gpu_name, str):
+            raise CatalogError(f"{label}: gpu_name must be a string, got {self.gpu_name!r}")
 
     @property
     def memory_gib(self) -> float | None:
@@ -70,6 +80,11 @@ class InstanceType:
         """The most machines of this type that may run together, or None if nothing limits it."""
         caps = [cap for cap in (self.max_count, self.quota) if cap is not None]
         return min(caps) if caps else None
+
+
+def _plain(value: object, number: float) -> float:
+    """Returns `number` as a whole one where `value` is: an int for an int, also for NumPy's."""
+    return int(number) if isinstance(value, Integral) else number
 
 
 FIELDS = tuple(field.name for field in fields(InstanceType))
@@ -96,6 +111,8 @@ class Catalog(Mapping[str, InstanceType]):
         dated: str | None = None,
     ) -> None:
         self._types: dict[str, InstanceType] = {}
+        if not isinstance(types, Iterable):
+            raise CatalogError(f"types must be a list of InstanceType objects, got {types!r}")
         for kind in types:
             if not isinstance(kind, InstanceType):
                 raise CatalogError(f"types must hold InstanceType objects, got {kind!r}")

@@ -1,7 +1,10 @@
 """Checks of single arguments, each with a message that says what to give instead."""
 
 import math
+import os
+from collections.abc import Iterable
 from numbers import Integral, Real
+from os import PathLike
 
 from ._errors import InvalidInput
 
@@ -57,6 +60,26 @@ def whole(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 0:
         raise InvalidInput(f"{name} must be a whole number of at least 0, got {value!r}")
     return int(value)
+
+
+def words(name: str, value: object) -> tuple[str, ...]:
+    """Returns command-line arguments as strings.
+
+    Raises:
+        InvalidInput: `value` is one string, which is no list of arguments, or holds what is
+            neither text, a path nor a number.
+    """
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise InvalidInput(
+            f"{name} must be a list of arguments, got {value!r}; give ['--lr', '0.1'], or "
+            "shlex.split(text)"
+        )
+    found = []
+    for word in value:
+        if isinstance(word, bool) or not isinstance(word, str | PathLike | Real):
+            raise InvalidInput(f"{name} must hold strings, got {word!r}; write it as a string")
+        found.append(os.fsdecode(word) if isinstance(word, PathLike) else str(word))
+    return tuple(found)
 
 
 def positive_int(name: str, value: object, error: type[InvalidInput] = InvalidInput) -> int:

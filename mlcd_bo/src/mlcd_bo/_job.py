@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Literal
 
-from ._check import positive
+from ._check import positive, words
 from ._errors import InvalidInput
 
 BatchPolicy = Literal["global", "local"]
@@ -34,7 +34,8 @@ class Job:
 
     Raises:
         InvalidInput: none or both of the totals, a total that is not above zero, steps under a
-            local batch policy, or an unknown policy.
+            local batch policy, an unknown policy, arguments that are one string, or a script
+            or checkpoint that is no path.
     """
 
     total_steps: float | None = None
@@ -45,16 +46,21 @@ class Job:
     batch_policy: BatchPolicy = "global"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "args", tuple(self.args))
+        object.__setattr__(self, "args", words("args", self.args))
         if (self.total_steps is None) == (self.total_samples is None):
             raise InvalidInput(
                 "give exactly one of total_steps and total_samples, got "
                 f"total_steps={self.total_steps!r}, total_samples={self.total_samples!r}"
             )
         if self.total_steps is not None:
-            positive("total_steps", self.total_steps)
+            object.__setattr__(self, "total_steps", positive("total_steps", self.total_steps))
         if self.total_samples is not None:
-            positive("total_samples", self.total_samples)
+            samples = positive("total_samples", self.total_samples)
+            object.__setattr__(self, "total_samples", samples)
+        for name in ("script", "checkpoint"):
+            path = getattr(self, name)
+            if path is not None and not isinstance(path, str | PathLike):
+                raise InvalidInput(f"{name} must be a path, got {path!r}")
         if self.batch_policy not in ("global", "local"):
             raise InvalidInput(
                 f"batch_policy must be 'global' or 'local', got {self.batch_policy!r}"

@@ -4,7 +4,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ._check import positive_int, whole
+from ._check import positive_int, real, whole
 from ._errors import (
     InvalidInput,
     NoFeasibleDeployment,
@@ -99,6 +99,10 @@ class DeploymentOptimizer:
         self.seed = whole("seed", seed)
         self.trials: list[Trial] = []
         self._decider = strategy_named(strategy)
+        if isinstance(earlier, str | PathLike) or not isinstance(earlier, Iterable):
+            raise InvalidInput(
+                f"earlier must be a list of searches or of their stores, got {earlier!r}"
+            )
         self._earlier = [_earlier(job) for job in earlier]
         self._model = PlainModel(space) if self._decider.model == "plain" else ScalingModel(space)
         if self._earlier and self._decider.model == "scaling":
@@ -162,6 +166,8 @@ class DeploymentOptimizer:
         trial_cost: Callable[[Deployment], float] | None = None,
     ) -> "DeploymentOptimizer":
         """Returns the kept search to look at; one that is being run is not disturbed."""
+        if space is not None and not isinstance(space, SearchSpace):
+            raise InvalidInput(f"space must be a SearchSpace, got {type(space).__name__}")
         if not isinstance(store, str | PathLike) or not Path(store).is_file():
             raise StoreError(f"store {str(store)!r} is not there; give the file of a search")
         file = Store(store)
@@ -183,7 +189,12 @@ class DeploymentOptimizer:
         return search
 
     def _plan_trials(self, trial_cost: Callable[[Deployment], float]) -> None:
-        seconds = np.array([float(trial_cost(d)) for d in self.space])
+        if not callable(trial_cost):
+            raise InvalidInput(
+                "trial_cost must be a function of a deployment that returns seconds, got "
+                f"{trial_cost!r}"
+            )
+        seconds = np.array([real("trial_cost(deployment)", trial_cost(d)) for d in self.space])
         if not (np.isfinite(seconds) & (seconds > 0)).all():
             raise InvalidInput("trial_cost must give finite seconds above 0 for every deployment")
         self._trial_hours = seconds / 3600

@@ -34,9 +34,11 @@ class Scenario:
 
     def __post_init__(self) -> None:
         if self.budget is not None:
-            positive("budget", self.budget, unit=" (dollars)")
+            budget = positive("budget", self.budget, unit=" (dollars)")
+            object.__setattr__(self, "budget", budget)
         if self.deadline is not None:
-            positive("deadline", self.deadline, unit=" (hours)")
+            deadline = positive("deadline", self.deadline, unit=" (hours)")
+            object.__setattr__(self, "deadline", deadline)
         if self.objective is None:
             if self.budget is not None and self.deadline is not None:
                 raise InvalidInput(
@@ -56,15 +58,23 @@ class Scenario:
 
     @classmethod
     def fastest_within(cls, budget: float) -> "Scenario":
-        """Returns the scenario of least hours with at most `budget` dollars in all."""
-        return cls("time", budget=budget)
+        """Returns the scenario of least hours with at most `budget` dollars in all.
+
+        Raises:
+            InvalidInput: `budget` is not above zero, or None: that would be `fastest`.
+        """
+        return cls("time", budget=positive("budget", budget, unit=" (dollars)"))
 
     @classmethod
     def cheapest_by(cls, deadline: "float | datetime.timedelta") -> "Scenario":
-        """Returns the scenario of least dollars within `deadline` (hours or timedelta) in all."""
+        """Returns the scenario of least dollars within `deadline` (hours or timedelta) in all.
+
+        Raises:
+            InvalidInput: `deadline` is not above zero, or None: ``Scenario("cost")`` has none.
+        """
         if isinstance(deadline, datetime.timedelta):
             deadline = deadline.total_seconds() / 3600
-        return cls("cost", deadline=deadline)
+        return cls("cost", deadline=positive("deadline", deadline, unit=" (hours)"))
 
     def describe(self) -> str:
         """Returns the scenario in a few words."""

@@ -1,7 +1,9 @@
 """The finite set of deployments that a search may choose from."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 
 from ._catalog import Catalog, InstanceType, counts_by_type
 from ._check import positive_int
@@ -21,7 +23,8 @@ class Deployment:
         knobs: other settings of the run and their values, such as ``(("local_batch", 64),)``.
 
     Raises:
-        InvalidInput: `count` is below one, or `spot` is asked of a type without a spot price.
+        InvalidInput: `count` is below one, `spot` is asked of a type without a spot price, or
+            a knob's value is not a finite number, a string or a bool.
     """
 
     instance_type: InstanceType
@@ -30,7 +33,14 @@ class Deployment:
     knobs: tuple[tuple[str, Knob], ...] = field(default=())
 
     def __post_init__(self) -> None:
-        positive_int("count", self.count)
+        if not isinstance(self.instance_type, InstanceType):
+            raise InvalidInput(
+                f"instance_type must be of type InstanceType, got {self.instance_type!r}"
+            )
+        object.__setattr__(self, "count", positive_int("count", self.count))
+        object.__setattr__(self, "spot", bool(self.spot))
+        plain = tuple((name, _plain(name, value)) for name, value in self.knobs)
+        object.__setattr__(self, "knobs", plain)
         if self.spot and self.instance_type.spot_price is None:
             raise InvalidInput(
                 f"spot was asked of {self.instance_type.name!r}, which has no spot_price; "
@@ -72,6 +82,8 @@ class SearchSpace(Sequence[Deployment]):
     Raises:
         CatalogError: no counts anywhere, counts that are not positive whole numbers, or
             quotas that leave nothing.
+        InvalidInput: a knob has no identifier for a name, no values, one twice, or one that is
+            not a finite number, a string or a bool.
     """
 
     def __init__(
@@ -92,12 +104,15 @@ class SearchSpace(Sequence[Deployment]):
             )
         self.catalog = catalog
         settings: list[tuple[tuple[str, Knob], ...]] = [()]
+        if knobs is not None and not isinstance(knobs, Mapping):
+            raise InvalidInput(f"knobs must map names to lists of values, got {knobs!r}")
         for name, values in (knobs or {}).items():
-            choices = list(values)
-            if not name.isidentifier() or not choices:
+            listed = isinstance(values, Iterable) and not isinstance(values, str | bytes)
+            choices = list(values) if listed else []
+            if not isinstance(name, str) or not name.isidentifier() or not choices:
                 raise InvalidInput(
-                    f"knobs[{name!r}] must have an identifier for a name and at least one value, "
-                    f"got {choices!r}"
+                    f"knobs[{name!r}] must have an identifier for a name and a list of at least "
+                    f"one value, got {values!r}"
                 )
             settings = [(*setting, (name, value)) for setting in settings for value in choices]
         self._deployments: list[Deployment] = []
@@ -170,3 +185,17 @@ class SearchSpace(Sequence[Deployment]):
 
     def __repr__(self) -> str:
         return f"SearchSpace({len(self)} deployments of {len(self.catalog)} types)"
+
+
+def _plain(name: str, value: object) -> Knob:
+    """Returns the value of a knob as a plain one, which a store can hold and give back."""
+    if isinstance(value, bool | str):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real) and math.isfinite(value):
+        return float(value)
+    raise InvalidInput(
+        f"knobs[{name!r}] must hold finite numbers, strings or bools, got {value!r}; write other "
+        "values as a string and take them apart in the script"
+    )

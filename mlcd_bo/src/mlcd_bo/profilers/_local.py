@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from .._check import positive
+from .._check import positive, words
 from .._errors import InvalidInput
 from .._space import Deployment
 from .._trial import Limits, Observation
@@ -69,7 +69,7 @@ class LocalTorchrun:
         self.script = Path(script)
         if not self.script.is_file():
             raise InvalidInput(f"script {str(script)!r} is not a file; give the path of a script")
-        self.args = tuple(args)
+        self.args = words("args", args)
         self.pattern = None if pattern is None else compiled(pattern)
         self.probe_s = positive("probe_s", probe_s)
         self.startup_s = positive("startup_s", startup_s)

@@ -14,7 +14,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from .._check import positive
+from .._check import positive, words
 from .._errors import MissingExtra, ProfilingFailed
 from .._space import Deployment
 from .._trial import Limits, Observation
@@ -69,7 +69,7 @@ class RayProfiler:
     ) -> None:
         _ray()
         self.script = os.fspath(script)
-        self.args = tuple(args)
+        self.args = words("args", args)
         self.resources = {name: dict(needs) for name, needs in (resources or {}).items()}
         self.address = address
         self.provision_s = positive("provision_s", provision_s)

@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .._check import positive
+from .._check import positive, words
 from .._errors import MissingExtra
 from .._space import Deployment
 from .._trial import Limits, Observation, Status
@@ -116,7 +116,7 @@ class SkyProfiler:
         client: SkyClient | None = None,
     ) -> None:
         self.script = os.fspath(script)
-        self.args = tuple(args)
+        self.args = words("args", args)
         self.workdir = workdir
         self.setup = setup
         self.infra = infra
