@@ -18,6 +18,13 @@ import mlcd_bo as mlcd
 SCRIPT = Path(__file__).with_name("train_digits.py")
 
 
+def show(trial: mlcd.Trial) -> None:
+    """Prints what a trial found and cost."""
+    seen = trial.observation
+    found = f"{seen.speed:,.0f} samples/s" if seen.status == "ok" else seen.status
+    print(f"{trial.deployment}: {found} ({seen.seconds:.0f} s, ${seen.dollars:.4f})")
+
+
 def main() -> None:
     """Searches, then prints the trials and the recommendation."""
     parser = argparse.ArgumentParser(
@@ -46,7 +53,7 @@ def main() -> None:
         np.savez(data, images=images, labels=labels)
         best = search.run(
             mlcd.LocalTorchrun(SCRIPT, ["--data", str(data)], probe_s=args.probe_s),
-            on_trial=lambda trial: print(trial.deployment, trial.observation),
+            on_trial=show,
         )
     print(best)
 

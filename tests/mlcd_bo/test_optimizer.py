@@ -42,6 +42,18 @@ def test_fastest_without_a_limit_goes_large():
     assert best.alternatives[0].deployment != best.deployment
 
 
+def test_the_answer_has_one_unit_of_time_and_counts_in_grammar():
+    space = mlcd.SearchSpace(mlcd.Catalog([mlcd.InstanceType("only", 1.0)]), [1])
+    search = mlcd.DeploymentOptimizer(space, mlcd.Scenario.fastest(), mlcd.Job(3600.0))
+    search.tell(mlcd.Trial(space[0], mlcd.Observation(100.0, 0.0, 9.0, 0.1)))
+    said = str(search.recommend())
+    assert "0.01 h (" in said
+    assert "measured at 0.01 h for" in said
+    assert "with 1 trial $" in said
+    search.tell(mlcd.Trial(space[0], mlcd.Observation(100.0, 0.0, 9.0, 0.1)))
+    assert "with 2 trials $" in str(search.recommend())
+
+
 def test_every_trial_is_charged_in_hours_and_dollars():
     # The first trials too: a search that gets them free looks better than it is.
     world = World(two_types())

@@ -47,11 +47,5 @@ def reason_for(
 
 def _amount(s: Situation, estimate: Estimate) -> str:
     if s.objective == "time":
-        return f"{_hours(estimate.hours)} for ${estimate.dollars:.3g}"
-    return f"${estimate.dollars:.3g} in {_hours(estimate.hours)}"
-
-
-def _hours(hours: float) -> str:
-    if hours < 0.05:
-        return f"{hours * 3600:.3g} s"
-    return f"{hours:.3g} h"
+        return f"{estimate.hours:.3g} h for ${estimate.dollars:.3g}"
+    return f"${estimate.dollars:.3g} in {estimate.hours:.3g} h"

@@ -27,7 +27,7 @@ from ._job import Job
 from ._ledger import Ledger
 from ._model import PlainModel, ScalingModel
 from ._prior import MODEL_NOISE
-from ._recommendation import Recommendation
+from ._recommendation import Recommendation, counted
 from ._scenario import Scenario
 from ._situation import Situation
 from ._space import Deployment, SearchSpace
@@ -287,7 +287,7 @@ class DeploymentOptimizer:
         situation = self._situation()
         if not situation.observed.any():
             raise NothingObserved(
-                f"none of {len(self.trials)} trials gave a speed; tell() at least one that did"
+                f"none of {counted(len(self.trials))} gave a speed; tell() at least one that did"
             )
         row = self._decider.choose(situation)
         chance = situation.feasible(situation.most_hours())

@@ -60,6 +60,11 @@ class Recommendation(Estimate):
         low, high = self.hours_interval
         return (
             f"{self.deployment}: {self.hours:.3g} h ({low:.3g} to {high:.3g}), "
-            f"${self.dollars:.3g}; with {self.trials} trials ${self.total_dollars:.3g} and "
+            f"${self.dollars:.3g}; with {counted(self.trials)} ${self.total_dollars:.3g} and "
             f"{self.total_hours:.3g} h in all. {self.reason}"
         )
+
+
+def counted(trials: int) -> str:
+    """Returns the number of trials in words that fit it."""
+    return f"{trials} trial" if trials == 1 else f"{trials} trials"

@@ -11,7 +11,7 @@ import numpy as np
 
 from . import _plots
 from ._errors import NoFeasibleDeployment, NothingObserved, StoreError
-from ._recommendation import Estimate, Recommendation
+from ._recommendation import Estimate, Recommendation, counted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -95,7 +95,7 @@ def _page(
 <p>{html.escape(best.reason)}</p>
 <p>Final run {best.hours:.3g} h (95 %: {low:.3g} to {high:.3g}), ${best.dollars:.4g}
 (95 %: {best.dollars_interval[0]:.4g} to {best.dollars_interval[1]:.4g}).
-Finding it took {best.trials} trials, {best.spent_hours:.3g} h and ${best.spent_dollars:.4g}.
+Finding it took {counted(best.trials)}, {best.spent_hours:.3g} h and ${best.spent_dollars:.4g}.
 In all {best.total_hours:.3g} h and ${best.total_dollars:.4g}.{prices}</p>{limits}
 <img alt="speed and cost curves" src="data:image/png;base64,{images["curves.png"]}">
 <p>Lines are beliefs, points are trials (numbered in their order). Bands are 95 %, drawn for types
