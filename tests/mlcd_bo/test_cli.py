@@ -62,6 +62,22 @@ def test_replay_and_its_report(trace, tmp_path, capsys):
     assert not list(folder.glob("*.part"))
 
 
+def test_replay_lists_jobs_and_columns(trace, capsys):
+    with open(trace, "a") as file:
+        file.write("b,m5.large,1,900,0.1,ok,\n")
+    assert main(["replay", trace]) == 2
+    assert "--list-jobs" in capsys.readouterr().err
+    assert main(["replay", trace, "--list-jobs"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "a  (measured runs: 6)",
+        "b  (measured runs: 1)",
+    ]
+    with pytest.raises(SystemExit, match="0"):
+        main(["replay", "--help"])
+    said = capsys.readouterr().out
+    assert all(f"\n  {name} " in said for name in TRACE.splitlines()[0].split(","))
+
+
 def test_nothing_feasible_has_its_own_status_and_still_a_report(trace, tmp_path, capsys):
     folder = tmp_path / "report"
     command = ["replay", trace, "--deadline", "0.5", "--report", str(folder)]

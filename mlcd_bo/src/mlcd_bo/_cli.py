@@ -15,11 +15,22 @@ from ._recommendation import Recommendation
 from ._scenario import Scenario
 from ._space import SearchSpace
 from ._strategies import strategies
+from ._trace import read_traces
 from ._trial import Trial, TrialCost
 from .profilers._local import LocalTorchrun
 from .profilers._trace import TraceProfiler
 
 _INFEASIBLE = 3
+_COLUMNS = """\
+columns of the table, one line for each measured run:
+  instance_type   name of the type
+  count           number of machines
+  price_per_hour  dollars of one machine
+  runtime_s       seconds of the whole job; empty if it failed
+  job             optional: which job the run is of (none: all of one job)
+  status          optional: empty or ok; else failed, oom, quota, preempted, error, timeout
+  speed           optional: work per second, used instead of runtime_s where given
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -85,9 +96,15 @@ def _parser() -> argparse.ArgumentParser:
     resume.add_argument("--report", help="folder for a report")
     resume.set_defaults(command=_resume)
 
-    replay = commands.add_parser("replay", help="search a table of measured runs, paying nothing")
-    replay.add_argument("trace", help="CSV file of measured runs")
-    replay.add_argument("--job", help="which job of the file")
+    replay = commands.add_parser(
+        "replay",
+        help="search a table of measured runs, paying nothing",
+        epilog=_COLUMNS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    replay.add_argument("trace", help="CSV file of measured runs; its columns: see below")
+    replay.add_argument("--job", help="which job of the file; not needed if there is one")
+    replay.add_argument("--list-jobs", action="store_true", help="print the file's jobs and stop")
     replay.add_argument("--hours", type=float, default=3.0, help="hours of the fastest run")
     replay.add_argument("--noise", type=float, default=0.0, help="relative noise of a trial")
     _add_scenario(replay)
@@ -236,6 +253,10 @@ def _resume(args: argparse.Namespace) -> int:
 
 
 def _replay(args: argparse.Namespace) -> int:
+    if args.list_jobs:
+        for name, trace in read_traces(args.trace).items():
+            print(f"{name}  (measured runs: {len(trace.cells)})")
+        return 0
     profiler = TraceProfiler(
         args.trace, args.job, noise=args.noise, seed=args.seed, catalog=Catalog.aws()
     )

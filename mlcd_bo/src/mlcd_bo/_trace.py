@@ -103,7 +103,7 @@ def read_traces(
     if absent or not by_job:
         raise TraceError(
             f"trace {str(file)!r} has no job {', '.join(absent) or 'at all'}; "
-            "list the names in its column 'job'"
+            "its names are in the column 'job' (`mlcd replay FILE --list-jobs` prints them)"
         )
     return {name: _trace(name, lines, file, catalog) for name, lines in by_job.items()}
 

@@ -55,8 +55,8 @@ class TraceProfiler:
             traces = read_traces(trace, catalog, None if job is None else [job])
             if len(traces) > 1:
                 raise TraceError(
-                    f"trace {str(trace)!r} holds {len(traces)} jobs; name one with job=, such as "
-                    f"{next(iter(traces))!r}"
+                    f"trace {str(trace)!r} holds {len(traces)} jobs; name one with job= (or --job), "
+                    f"such as {next(iter(traces))!r} (`mlcd replay FILE --list-jobs` prints all)"
                 )
             (trace,) = traces.values()
         if not 0.0 <= noise < 1.0:
