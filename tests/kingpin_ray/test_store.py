@@ -13,7 +13,7 @@ import pytest
 from sklearn.tree import DecisionTreeRegressor
 
 import kingpin_ray as kp
-from kingpin_ray import GroupedEstimator, Linear, Logistic, Ridge, _driver, _estimator
+from kingpin_ray import GroupedEstimator, Linear, Logistic, Ridge, _driver, _estimator, _store
 from kingpin_ray._cli import main
 from tests.kingpin_ray.data import FEATURES, grouped_frame
 
@@ -99,6 +99,72 @@ def test_damaged_and_foreign_stores_are_refused_in_words(tmp_path: Any) -> None:
         model.save(tmp_path / "file" / "store")
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "models",
+        "keys",
+        "keys-0",
+        "keys-1",
+        "groups",
+        "classes",
+        "parents",
+        "parent_slot",
+        "results",
+    ],
+)
+def test_a_flipped_bit_or_a_lost_file_is_found(tmp_path: Any, name: str) -> None:
+    frame = grouped_frame(n_groups=4)
+    frame["half"] = np.where(frame.key < "g002", 1, 2)
+    fitted(frame, by=["half", "key"], fallback="parent", store=tmp_path / "s")
+    file = tmp_path / "s" / f"{name}.arrow"
+    data = bytearray(file.read_bytes())
+    for at in (len(data) // 2, 3 * len(data) // 4, len(data) - 20):
+        data[at] ^= 1
+        file.write_bytes(data)
+        with pytest.raises(kp.StoreError, match=rf"{name}\.arrow' is missing or damaged"):
+            GroupedEstimator.load(tmp_path / "s")
+        data[at] ^= 1
+    file.unlink()
+    with pytest.raises(kp.StoreError, match=rf"{name}\.arrow' is missing or damaged"):
+        GroupedEstimator.load(tmp_path / "s")
+    file.write_bytes(data)
+    GroupedEstimator.load(tmp_path / "s")
+
+
+def test_an_edited_manifest_is_refused(tmp_path: Any) -> None:
+    model = fitted(grouped_frame(n_groups=3))
+    model.save(tmp_path / "s")
+    path = tmp_path / "s" / "manifest.json"
+    whole = json.loads(path.read_text())
+
+    def refused(manifest: Any, match: str) -> None:
+        path.write_text(json.dumps(manifest))
+        with pytest.raises(kp.StoreError, match=match):
+            GroupedEstimator.load(tmp_path / "s")
+
+    refused({**whole, "features": whole["features"][::-1]}, "changed after it was written")
+    refused({k: v for k, v in whole.items() if k != "checksum"}, "changed after")
+    refused([whole], "not a JSON object")
+    # Whoever writes manifests by another program gets words too.
+    plain = {k: v for k, v in whole.items() if k != "checksum"}
+    for change, match in (
+        ({"model": {"name": "logistic"}}, "manifest's model does not hold"),
+        ({"model": {"name": "logistic", "needs_pickle": False, "params": {"z": 1}}}, "does not"),
+        ({"model": {"name": "x", "needs_pickle": True, "pickle": "zz"}}, "trust=True"),
+        ({"features": 5}, "does not hold"),
+        ({"configs": None}, "does not hold"),
+        ({"files": {}}, "does not list 'classes.arrow'"),
+        ({"estimator": {"zz": 1}}, "does not hold"),
+    ):
+        forged = {**plain, **change}
+        refused({**forged, "checksum": _store._checksum(forged)}, match)
+    del plain["seed"]
+    refused({**plain, "checksum": _store._checksum(plain)}, "lacks 'seed'")
+    path.write_text(json.dumps(whole))
+    assert GroupedEstimator.load(tmp_path / "s").by == "key"
+
+
 def _many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_driver, "_CHUNK_ROWS", (200, 500))
     monkeypatch.setattr(_estimator, "SEGMENT_EVERY_S", 0.0)
@@ -140,6 +206,12 @@ def test_an_interrupted_run_resumes_without_redoing_groups(
 
     monkeypatch.setattr(_driver, "fit_block", counted)
     estimator = GroupedEstimator(Logistic(), "key", "label", FEATURES, plan="local", **options)
+    segment = tmp_path / "cut" / "segment-000000-0000.models.arrow"
+    kept = segment.read_bytes()
+    segment.write_bytes(kept[:-20] + bytes([kept[-20] ^ 1]) + kept[-19:])
+    with pytest.raises(kp.StoreError, match=r"models\.arrow' is missing or damaged"):
+        estimator.resume(tmp_path / "cut", frame)
+    segment.write_bytes(kept)
     with pytest.raises(kp.StoreError, match="trained on data in memory"):
         estimator.resume(tmp_path / "cut")
     with pytest.raises(kp.StoreError, match="other data, model, grid"):

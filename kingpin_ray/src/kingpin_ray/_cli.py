@@ -106,12 +106,12 @@ def _fit(args: argparse.Namespace) -> None:
 
 def _results(args: argparse.Namespace) -> None:
     from kingpin_ray._result_table import final_rows
-    from kingpin_ray._store import Store, read_table
+    from kingpin_ray._store import Store
 
     store = Store(args.store)
     if not store.manifest()["complete"]:
         raise ParameterError(f"{args.store} is of an unfinished run; `kingpin fit --resume` it")
-    table = read_table(store.path / "results.arrow")
+    table = store.results()
     if args.out is not None:
         if args.out.suffix == ".csv":
             import pyarrow.csv as writer

@@ -31,7 +31,7 @@ from kingpin_ray._serving import BatchPredictor
 from kingpin_ray._session import ray_is_running
 from kingpin_ray._shuffle import Shuffled
 from kingpin_ray._split_driver import run_grouped, run_split
-from kingpin_ray._store import Store, restore_model
+from kingpin_ray._store import Store, restore_model, understood
 from kingpin_ray._views import Estimators
 from kingpin_ray.models._base import Naming
 from kingpin_ray.models._sklearn import PerGroup
@@ -233,7 +233,9 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
         model = restore_model(manifest["model"], trust)
         if isinstance(model, PerGroup):
             model = model.estimator
-        return adopt(cls(model, **manifest["estimator"]), kept, trust)
+        with understood("the manifest's estimator"):
+            made = cls(model, **manifest["estimator"])
+        return adopt(made, kept, trust)
 
     def _train(self, run: Run, outcomes: list[Outcome], store: Store | None) -> GroupedEstimator:
         frame, task = run.frame, run.task

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from kingpin_ray._frame import Layout
-from kingpin_ray._store import describe_model, read_table, restore_model
+from kingpin_ray._store import describe_model, restore_model
 
 if TYPE_CHECKING:
     from kingpin_ray._engine import Task
@@ -119,9 +119,8 @@ def adopt(estimator: E, store: Store, trust: bool) -> E:
         tuple(manifest["by"]), manifest["target"], tuple(manifest["features"])
     )
     estimator._groups_apart = manifest["groups_apart"]
-    about = set(manifest) - {"format", "complete", "segments"}
-    estimator._about = {name: manifest[name] for name in about}
-    estimator.results_ = read_table(store.path / "results.arrow")
+    estimator._about = store.about()
+    estimator.results_ = store.results()
     plans = estimator.results_.column("plan").to_pylist()
     estimator.plan_ = plans[0] if plans else estimator.plan
     set_names(estimator, manifest["n_features_in"], served.naming)

@@ -4,14 +4,19 @@ While a run is on, finished chunks are appended as segments, each written under 
 renamed, then named by the manifest, which is replaced in the same way: what the manifest names is
 whole. At the end the segments are merged into one file in the order of the groups, so its bytes
 depend on data and seed alone, not on who finished first.
+
+The manifest holds a SHA-256 of each file and one of itself: a store that was damaged is refused
+instead of predicting something else.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pickle
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +30,42 @@ from kingpin_ray._served import Served
 from kingpin_ray.models._base import GroupModel, Naming
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from kingpin_ray.models._base import Stack
 
 FORMAT = 1
 _MANIFEST = "manifest.json"
+_OWN_KEYS = frozenset({"format", "complete", "segments", "files", "checksum"})
+_RUN_KEYS = frozenset(
+    {
+        *("model", "configs", "estimator", "features", "by", "target", "groups_apart"),
+        *("n_features_in", "seed", "paths", "fingerprint"),
+    }
+)
+
+
+@contextmanager
+def understood(what: str) -> Iterator[None]:
+    """Turns whatever comes of content that cannot be right into a StoreError."""
+    try:
+        yield
+    except KingpinError:
+        raise
+    except (
+        ArithmeticError,
+        AttributeError,
+        EOFError,
+        LookupError,
+        TypeError,
+        ValueError,
+        pa.ArrowException,
+        pickle.PickleError,
+    ) as error:
+        raise StoreError(
+            f"store: {what} does not hold what it should "
+            f"({type(error).__name__}: {error}); restore it, or train again"
+        ) from error
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -57,21 +92,27 @@ def write_atomically(path: Path, data: bytes) -> None:
         ) from error
 
 
-def write_table(path: Path, table: pa.Table) -> None:
-    """Writes an Arrow file atomically."""
+def write_table(path: Path, table: pa.Table) -> str:
+    """Writes an Arrow file atomically and returns its SHA-256."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
-    write_atomically(path, sink.getvalue())
+    data = sink.getvalue()
+    write_atomically(path, data)
+    return hashlib.sha256(data).hexdigest()
 
 
-def read_table(path: Path) -> pa.Table:
-    """Returns an Arrow file as a mapping: only what is looked at is read.
+def read_table(path: Path, checksum: str) -> pa.Table:
+    """Returns an Arrow file as a mapping, after one pass over it to compare its SHA-256.
 
     Raises:
         StoreError: it is missing or damaged.
     """
     try:
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != checksum:
+            raise pa.ArrowInvalid("its SHA-256 is not what the manifest says")
         with pa.memory_map(str(path)) as source:
             return pa.ipc.open_file(source).read_all()
     except (OSError, pa.ArrowInvalid) as error:
@@ -157,6 +198,8 @@ class Store:
         try:
             text = (self.path / _MANIFEST).read_text(encoding="utf-8")
             manifest = json.loads(text)
+            if not isinstance(manifest, dict):
+                raise ValueError("it is not a JSON object")
         except FileNotFoundError as error:
             raise StoreError(
                 f"store: there is no {_MANIFEST} in {str(self.path)!r}; give a folder that save() "
@@ -171,7 +214,36 @@ class Store:
                 f"store: format {manifest.get('format')!r} is not {FORMAT}; "
                 "use the version of kingpin-ray that wrote it"
             )
+        if manifest.pop("checksum", None) != _checksum(manifest):
+            raise StoreError(
+                f"store: {_MANIFEST} in {str(self.path)!r} is damaged: it was changed after it was "
+                "written; restore it, or train again"
+            )
+        missing = sorted((_RUN_KEYS | _OWN_KEYS) - {"checksum"} - set(manifest))
+        if missing:
+            raise StoreError(
+                f"store: {_MANIFEST} in {str(self.path)!r} is damaged: it lacks {missing[0]!r}"
+            )
         return dict(manifest)
+
+    def about(self) -> dict[str, Any]:
+        """Returns what the manifest says of the run, without what it says of this folder."""
+        return {key: value for key, value in self.manifest().items() if key not in _OWN_KEYS}
+
+    def results(self) -> pa.Table:
+        """Returns the results of a complete run.
+
+        Raises:
+            StoreError: they are missing or damaged.
+        """
+        return self._read("results.arrow", self.manifest()["files"])
+
+    def _read(self, name: str, files: Mapping[str, str]) -> pa.Table:
+        if name not in files:
+            raise StoreError(
+                f"store: {_MANIFEST} in {str(self.path)!r} is damaged: it does not list {name!r}"
+            )
+        return read_table(self.path / name, files[name])
 
     def begin(self, about: Mapping[str, Any]) -> None:
         """Makes the folder and writes a manifest without models.
@@ -192,10 +264,13 @@ class Store:
             raise StoreError(
                 f"store={str(self.path)!r} cannot be made: {error.strerror}"
             ) from error
-        self._write_manifest({"format": FORMAT, "complete": False, "segments": [], **about})
+        self._write_manifest(
+            {"format": FORMAT, "complete": False, "segments": [], "files": {}, **about}
+        )
 
     def _write_manifest(self, manifest: Mapping[str, Any]) -> None:
-        text = json.dumps(manifest, indent=1, default=_plain)
+        plain = json.loads(json.dumps(manifest, default=_plain))
+        text = json.dumps({**plain, "checksum": _checksum(plain)}, indent=1)
         write_atomically(self.path / _MANIFEST, text.encode())
 
     def append(self, outcomes: list[Outcome]) -> None:
@@ -203,13 +278,15 @@ class Store:
         if not outcomes:
             return
         manifest = self.manifest()
-        number = len(manifest["segments"])
+        number, files = len(manifest["segments"]), manifest["files"]
         for part, outcome in enumerate(outcomes):
             stem = f"segment-{number:06d}-{part:04d}"
-            write_table(self.path / f"{stem}.results.arrow", outcome.results)
+            name = f"{stem}.results.arrow"
+            files[name] = write_table(self.path / name, outcome.results)
             if len(outcome.groups):
                 table = stack_to_table(outcome.stack, outcome.groups, outcome.config)
-                write_table(self.path / f"{stem}.models.arrow", table)
+                name = f"{stem}.models.arrow"
+                files[name] = write_table(self.path / name, table)
             manifest["segments"].append({"name": stem, "models": len(outcome.groups)})
         self._write_manifest(manifest)
 
@@ -222,37 +299,43 @@ class Store:
                 stray.unlink()
         found = []
         none = np.zeros(0, np.int64)
+        files = manifest["files"]
         for segment in manifest["segments"]:
-            results = read_table(self.path / f"{segment['name']}.results.arrow")
+            results = self._read(f"{segment['name']}.results.arrow", files)
             stack: Stack = {}
             groups, config = none, none
             if segment["models"]:
-                table = read_table(self.path / f"{segment['name']}.models.arrow")
-                stack, groups, config = table_to_stack(table, trust)
+                name = f"{segment['name']}.models.arrow"
+                table = self._read(name, files)
+                with understood(name):
+                    stack, groups, config = table_to_stack(table, trust)
             found.append(Outcome(results, groups, config, stack))
         return found
 
     def finish(self, about: Mapping[str, Any], served: Served, results: pa.Table) -> None:
         """Writes merged models and results, says so in the manifest, then drops the segments."""
-        _write_keys(self.path, "keys", served.keys)
+        tables = _key_tables("keys", served.keys)
         if served.parents is not None:
-            _write_keys(self.path, "parents", served.parents)
-            write_table(self.path / "parent_slot.arrow", pa.table({"slot": served.parent_slot}))
+            tables |= _key_tables("parents", served.parents)
+            tables["parent_slot"] = pa.table({"slot": served.parent_slot})
         if served.naming.classes is not None:
-            classes = pa.table({"class": pa.array(served.naming.classes)})
-            write_table(self.path / "classes.arrow", classes)
-        groups = pa.table(
+            tables["classes"] = pa.table({"class": pa.array(served.naming.classes)})
+        tables["groups"] = pa.table(
             {"slot": served.slot, "constant": served.constant, "skipped": served.skipped}
         )
-        write_table(self.path / "groups.arrow", groups)
         number = np.arange(len(served.config))
-        write_table(self.path / "models.arrow", stack_to_table(served.stack, number, served.config))
-        write_table(self.path / "results.arrow", results)
+        tables["models"] = stack_to_table(served.stack, number, served.config)
+        tables["results"] = results
+        files = {
+            f"{name}.arrow": write_table(self.path / f"{name}.arrow", table)
+            for name, table in tables.items()
+        }
         self._write_manifest(
             {
                 "format": FORMAT,
                 "complete": True,
                 "segments": [],
+                "files": files,
                 **about,
                 "key_names": list(served.keys.names),
                 "parent_names": list(served.parents.names) if served.parents is not None else None,
@@ -264,27 +347,35 @@ class Store:
             stray.unlink()
 
     def served(self, model: GroupModel, trust: bool) -> Served:
-        """Returns the models, mapped from the disk."""
+        """Returns the models, mapped from the disk.
+
+        Raises:
+            StoreError: the run did not finish, a file is damaged, or `trust` is needed.
+        """
         manifest = self.manifest()
         if not manifest["complete"]:
             raise StoreError(
                 f"store={str(self.path)!r} is of a run that did not finish; "
                 "finish it with resume(store)"
             )
+        with understood(repr(str(self.path))):
+            return self._served(manifest, model, trust)
+
+    def _served(self, manifest: Mapping[str, Any], model: GroupModel, trust: bool) -> Served:
+        files = manifest["files"]
         classes = None
         if manifest["has_classes"]:
-            column = read_table(self.path / "classes.arrow").column(0)
-            classes = column.to_numpy()
-        stack, _, config = table_to_stack(read_table(self.path / "models.arrow"), trust)
-        groups = read_table(self.path / "groups.arrow")
+            classes = self._read("classes.arrow", files).column(0).to_numpy()
+        stack, _, config = table_to_stack(self._read("models.arrow", files), trust)
+        groups = self._read("groups.arrow", files)
         parents, parent_slot = None, np.zeros(0, np.int64)
         if manifest["parent_names"]:
-            parents = _read_keys(self.path, "parents", manifest["parent_names"])
-            parent_slot = read_table(self.path / "parent_slot.arrow").column(0).to_numpy()
+            parents = self._keys("parents", manifest["parent_names"], files)
+            parent_slot = self._read("parent_slot.arrow", files).column(0).to_numpy()
         return Served(
             model=model,
             configs=tuple(manifest["configs"]),
-            keys=_read_keys(self.path, "keys", manifest["key_names"]),
+            keys=self._keys("keys", manifest["key_names"], files),
             naming=Naming(tuple(manifest["features"]), classes),
             stack=stack,
             config=config,
@@ -296,20 +387,22 @@ class Store:
             skipped=groups.column("skipped").to_numpy(),
         )
 
+    def _keys(self, name: str, names: list[str], files: Mapping[str, str]) -> KeyTable:
+        combos = self._read(f"{name}.arrow", files).column(0).to_numpy()
+        levels = []
+        for j in range(len(names)):
+            column = self._read(f"{name}-{j}.arrow", files).column(0)
+            levels.append(column.chunk(0) if column.num_chunks else column.combine_chunks())
+        return rebuild(names, levels, combos)
 
-def _write_keys(path: Path, name: str, keys: KeyTable) -> None:
-    write_table(path / f"{name}.arrow", pa.table({"combo": keys.combos}))
-    for j, level in enumerate(keys.levels):
-        write_table(path / f"{name}-{j}.arrow", pa.table({"level": level}))
+
+def _checksum(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
-def _read_keys(path: Path, name: str, names: list[str]) -> KeyTable:
-    combos = read_table(path / f"{name}.arrow").column(0).to_numpy()
-    levels = []
-    for j in range(len(names)):
-        column = read_table(path / f"{name}-{j}.arrow").column(0)
-        levels.append(column.chunk(0) if column.num_chunks else column.combine_chunks())
-    return rebuild(names, levels, combos)
+def _key_tables(name: str, keys: KeyTable) -> dict[str, pa.Table]:
+    levels = {f"{name}-{j}": pa.table({"level": level}) for j, level in enumerate(keys.levels)}
+    return {name: pa.table({"combo": keys.combos}), **levels}
 
 
 def describe_model(model: GroupModel) -> dict[str, Any]:
@@ -339,7 +432,10 @@ def restore_model(about: Mapping[str, Any], trust: bool) -> GroupModel:
     """
     from kingpin_ray import models
 
-    if about["needs_pickle"]:
+    with understood("the manifest's model"):
+        if not about["needs_pickle"]:
+            made: GroupModel = models.get(about["name"])(**about["params"])
+            return made
         if not trust:
             raise StoreError(
                 "store: its models are pickled Python objects, and loading those runs whatever "
@@ -347,15 +443,6 @@ def restore_model(about: Mapping[str, Any], trust: bool) -> GroupModel:
             )
         pickled: GroupModel = pickle.loads(bytes.fromhex(about["pickle"]))
         return pickled
-    kind = models.get(about["name"])
-    try:
-        return kind(**about["params"])
-    except KingpinError:
-        raise
-    except TypeError as error:
-        raise StoreError(
-            f"store: model {about['name']!r} does not take {about['params']}"
-        ) from error
 
 
 def _plain(value: Any) -> Any:
