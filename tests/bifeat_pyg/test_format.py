@@ -293,7 +293,7 @@ DAMAGE = {
     "json": (lambda f: (f / "manifest.json").write_text("{"), FormatError, "damaged"),
     "path": (rewrite(codes="../../etc/passwd"), FormatError, "plain file name"),
     "rows": (rewrite(rows="many"), FormatError, "an entry of"),
-    "half as many rows": (rewrite(rows=50, stride=32), FormatError, "100 rows|50 rows of 16"),
+    "half as many rows": (rewrite(rows=50, stride=32), FormatError, "50 rows of 16 take 800"),
     "quantizer": (rewrite(spec={"quantizer": "gone"}), FormatError, "gone"),
     "empty": (lambda f: shutil.rmtree(f), FormatError, "is no store"),
 }

@@ -286,6 +286,19 @@ def test_quantize_leaves_the_graph_as_it_was():
     assert packed.edge_index is data.edge_index
 
 
+def shortened(**more):
+    data = graph()
+    data.x = data.x[:300]
+    data.update(more)
+    return data
+
+
+def shortened_type():
+    data = hetero()
+    data["author"].x = data["author"].x[:20]
+    return data
+
+
 BAD = {
     "attr": (lambda: quantize(graph(), attrs=("z",)), UnknownAttrError, "'z'; there are"),
     "twice": (lambda: quantize(quantize(graph())), FeatureError, "packed already"),
@@ -294,6 +307,20 @@ BAD = {
     "specs": (lambda: quantize(graph(), spec={"y": SQ(4)}), UnknownAttrError, "no entry for 'x'"),
     "nan": (lambda: quantize(graph(), nan="drop"), FeatureError, "'error' and 'zero'"),
     "store": (lambda: QuantizedFeatureStore.from_data(graph(), attrs="q"), UnknownAttrError, "'q'"),
+    "structure": (lambda: quantize(graph(), "edge_index"), FeatureError, "cannot be packed"),
+    "no names": (lambda: quantize(graph(), attrs=None), FeatureError, "attrs is None; give names"),
+    "names": (lambda: quantize(graph(), attrs=("x", 3)), FeatureError, "'x', 3"),
+    "fewer": (lambda: quantize(shortened()), FeatureError, "x has 300 rows, .* at least 400 nodes"),
+    "fewer in a store": (
+        lambda: QuantizedFeatureStore.from_data(shortened(num_nodes=400)),
+        FeatureError,
+        "x has 300 rows, but there are 400 nodes",
+    ),
+    "fewer of a type": (
+        lambda: quantize(shortened_type()),
+        FeatureError,
+        "'author' x has 20 rows",
+    ),
     "loader": (lambda: QuantizedLoader(3), LoaderError, "cannot be iterated"),
     "dtype": (lambda: QuantizedLoader([], dtype=torch.int8), LoaderError, "float dtype"),
     "codec": (

@@ -4,7 +4,9 @@ import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+from torch import Tensor
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.data.storage import N_KEYS, NodeStorage
 
 from bifeat_pyg._errors import FeatureError, UnknownAttrError
 from bifeat_pyg._fit import check_nan
@@ -65,9 +67,9 @@ def quantize(
         for store in holders:
             if isinstance(store.get(name + SUFFIX), Codec):
                 raise FeatureError(f"{name!r} is packed already, by {store[name + SUFFIX].spec}")
-            table = PackedTable.build(
-                TensorSource(store[name], label(store._key, name)), spec_for(spec, name), nan
-            )
+            source = TensorSource(store[name], label(store._key, name))
+            check_rows(data, store, name, source.rows)
+            table = PackedTable.build(source, spec_for(spec, name), nan)
             store[name] = table.codes
             store[name + SUFFIX] = table.codec
     if keep is not None:
@@ -79,8 +81,46 @@ def quantize(
 
 
 def names_of(attrs: Sequence[str]) -> tuple[str, ...]:
-    """Returns attribute names; one name alone is allowed too."""
-    return (attrs,) if isinstance(attrs, str) else tuple(attrs)
+    """Returns attribute names; one name alone is allowed too.
+
+    Raises:
+        FeatureError: they are no names, or name the edges themselves.
+    """
+    names = (attrs,) if isinstance(attrs, str) else attrs
+    names = tuple(names) if isinstance(names, Iterable) else ()
+    if not isinstance(attrs, Iterable) or not all(isinstance(name, str) for name in names):
+        raise FeatureError(f"attrs is {attrs!r}; give names of attributes, e.g. ('x',)")
+    for name in names:
+        if name in _STRUCTURE:
+            raise FeatureError(f"{name!r} says how the graph is built and cannot be packed")
+    return names
+
+
+def check_rows(data: Data | HeteroData, store: Any, name: str, rows: int) -> None:
+    """Makes sure that features have one row for each node, as far as the graph tells.
+
+    Only for names that PyG itself takes for one row a node: others may be of a graph or of one end
+    of a bipartite one.
+
+    Raises:
+        FeatureError: there are fewer or more rows than nodes.
+    """
+    if name not in N_KEYS or not isinstance(store, NodeStorage):
+        return
+    nodes = store.get("num_nodes")
+    least = 0
+    for part in data.edge_stores if nodes is None else ():
+        edge_index = part.get("edge_index")
+        if isinstance(edge_index, Tensor) and edge_index.dim() == 2 and edge_index.numel():
+            kinds = (None, None) if part._key is None else (part._key[0], part._key[-1])
+            ends = [end for kind, end in zip(kinds, edge_index, strict=False) if kind == store._key]
+            least = max([least, *(int(end.max()) + 1 for end in ends)])
+    if rows < least or (nodes is not None and rows != nodes):
+        there = f"at least {least}" if nodes is None else nodes
+        raise FeatureError(
+            f"{label(store._key, name)} has {rows} rows, but there are {there} nodes; features "
+            "have one row for each"
+        )
 
 
 def spec_for(spec: Spec | Mapping[str, Spec] | None, name: str) -> Spec:

@@ -12,7 +12,7 @@ from torch_geometric.data.feature_store import TensorAttr, _FieldStatus
 from bifeat_pyg._dispatch import check_index
 from bifeat_pyg._errors import FeatureError, LoaderError, UnknownAttrError
 from bifeat_pyg._fit import as_float, check_nan
-from bifeat_pyg._quantize import SUFFIX, label, names_of, spec_for
+from bifeat_pyg._quantize import SUFFIX, check_rows, label, names_of, spec_for
 from bifeat_pyg._report import Report, table_report
 from bifeat_pyg._rows import TensorSource, accepted
 from bifeat_pyg._save import load, save
@@ -93,6 +93,7 @@ class QuantizedFeatureStore(FeatureStore):  # type: ignore[misc]
                 value = part[name]
                 if name in names:
                     source = TensorSource(value, label(part._key, name))
+                    check_rows(data, part, name, source.rows)
                     codec = part.get(name + SUFFIX)
                     if isinstance(codec, Codec):
                         table = PackedTable(value, codec, torch.float32)
