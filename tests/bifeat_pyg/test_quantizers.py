@@ -307,6 +307,11 @@ def test_paper_one_bit_is_the_sign_times_the_mean():
 BAD_SPECS = [
     (lambda: SQ(3), "bits is 3; allowed are 1, 2, 4, 8, 16"),
     (lambda: SQ(True), "bits is True"),
+    (lambda: SQ(4.0), "bits is 4.0"),
+    (lambda: SQ([4]), r"bits is \[4\]"),
+    (lambda: SQ(seed="a"), "seed is 'a'"),
+    (lambda: SQ(seed=-1), "seed is -1"),
+    (lambda: VQ(seed=1 << 70), "seed is 1180591620717411303424; .* from 0"),
     (lambda: SQ(4, "row"), "scale is 'row'"),
     (lambda: SQ(4, fit_range="x"), "fit_range is 'x'"),
     (lambda: SQ(4, sample_rows=0), "sample_rows is 0"),

@@ -56,6 +56,7 @@ class SQ(Spec):
         _allowed("scale", self.scale, ("column", "tensor", "log"))
         _allowed("fit_range", self.fit_range, ("mse", "minmax"))
         positive("sample_rows", self.sample_rows)
+        check_seed(self.seed)
 
     def fit(self, sample: Tensor, summary: Summary) -> Codec:
         """See `Spec.fit`."""
@@ -206,8 +207,15 @@ def _codes(x: Tensor, low: Tensor, step: Tensor, top: int) -> Tensor:
 
 
 def _allowed(name: str, got: object, allowed: tuple[object, ...]) -> None:
-    if got not in allowed or isinstance(got, bool):
+    # Of the same kind too: 4.0 and True equal whole numbers, and serve as none.
+    if not any(type(got) is type(one) and got == one for one in allowed):
         raise SpecError(f"{name} is {got!r}; allowed are {', '.join(map(repr, allowed))}")
+
+
+def check_seed(seed: object) -> None:
+    """Raises SpecError unless `seed` is one that torch and random take alike."""
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 1 << 62:
+        raise SpecError(f"seed is {seed!r}; it must be a whole number from 0 to 2**62")
 
 
 def positive(name: str, got: object) -> None:

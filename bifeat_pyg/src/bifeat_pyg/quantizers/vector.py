@@ -13,7 +13,7 @@ from bifeat_pyg._errors import FeatureError, SpecError
 from bifeat_pyg.kernels import reference
 from bifeat_pyg.quantizers._base import Codec, Spec, Summary, require
 from bifeat_pyg.quantizers._kmeans import assign, kmeans
-from bifeat_pyg.quantizers.scalar import positive
+from bifeat_pyg.quantizers.scalar import check_seed, positive
 
 _LONGEST = 1 << 24
 
@@ -48,6 +48,7 @@ class VQ(Spec):
     def __post_init__(self) -> None:
         positive("width", self.width)
         positive("sample_rows", self.sample_rows)
+        check_seed(self.seed)
         if not isinstance(self.length, int) or not 2 <= self.length <= _LONGEST:
             raise SpecError(f"length is {self.length!r}; it must be from 2 to {_LONGEST}")
         if self.metric not in ("l2", "cosine"):
