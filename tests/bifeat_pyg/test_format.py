@@ -398,6 +398,11 @@ BAD_INDICES = {
     "mask": (torch.ones(3).bool(), "mask of 3 values does not fit 400"),
     "matrix": (torch.zeros(2, 2).long(), r"index is \[2, 2\]"),
     "text": ("x", "str"),
+    "backwards": (slice(None, None, -1), "step of the slice is -1"),
+    "standing": (slice(0, 5, 0), "step of the slice is 0"),
+    "slice of floats": (slice(0.5, 3), "start of the slice is 0.5"),
+    "ragged": ([[1], [2, 3]], "no row of integers"),
+    "masked": (np.ma.masked_array([1, 2], [True, False]), "masked array"),
 }
 
 

@@ -85,6 +85,15 @@ class PackedTable:
         return self.codec.decode(self.codes, dtype, index, out=out)
 
 
+def _check_slice(index: slice) -> None:
+    for name in ("start", "stop", "step"):
+        value = getattr(index, name)
+        if value is not None and not isinstance(value, (int, np.integer)):
+            raise RowIndexError(f"the {name} of the slice is {value!r}; use whole numbers")
+    if index.step is not None and index.step < 1:
+        raise RowIndexError(f"the step of the slice is {index.step}; it must be above 0")
+
+
 def row_index(index: Any, rows: int) -> Tensor | slice:
     """Returns an index of any allowed kind as int64 row numbers or a slice.
 
@@ -99,11 +108,17 @@ def row_index(index: Any, rows: int) -> Tensor | slice:
     if index is None:
         return slice(None)
     if isinstance(index, slice):
+        _check_slice(index)
         return index
+    if isinstance(index, np.ma.MaskedArray) and np.ma.is_masked(index):
+        raise RowIndexError("index is a masked array; pass index.compressed() to leave these out")
     if isinstance(index, (int, np.integer)) and not isinstance(index, (bool, np.bool_)):
         return torch.tensor([int(index)])
     if isinstance(index, (list, tuple, range)):
-        index = np.asarray(index, dtype=np.int64 if len(index) == 0 else None)
+        try:
+            index = np.asarray(index, dtype=np.int64 if len(index) == 0 else None)
+        except ValueError as error:
+            raise RowIndexError(f"index is no row of integers: {error}") from None
     if isinstance(index, np.ndarray):
         if index.dtype.kind not in "biu":
             raise RowIndexError(f"index is an array of {index.dtype}; use integers or bool")
