@@ -323,6 +323,10 @@ BAD = {
     ),
     "loader": (lambda: QuantizedLoader(3), LoaderError, "cannot be iterated"),
     "dtype": (lambda: QuantizedLoader([], dtype=torch.int8), LoaderError, "float dtype"),
+    "dtype by name": (lambda: QuantizedLoader([], dtype="float32"), LoaderError, "'float32'"),
+    "device": (lambda: QuantizedLoader([], device="foo"), LoaderError, "device is 'foo'"),
+    "rows": (lambda: QuantizedLoader([], rows=[1]), LoaderError, r"rows is \[1\]"),
+    "wrong store": (lambda: QuantizedLoader([], store="s"), LoaderError, "store is a str"),
     "codec": (
         lambda: list(QuantizedLoader([Data(x=features(), x_codec=quantize(graph()).x_codec)])),
         FormatError,

@@ -34,7 +34,8 @@ class QuantizedLoader:
             their own (keep them out of the Data or store that the loader reads).
 
     Raises:
-        LoaderError: `loader` cannot be iterated, or the device is not there.
+        LoaderError: `loader` cannot be iterated, the device is not there, or another argument is
+            not of its kind.
 
     Example:
         >>> for batch in QuantizedLoader(loader, device="cuda"):
@@ -56,15 +57,23 @@ class QuantizedLoader:
                 f"loader is a {type(loader).__name__}, which cannot be iterated; pass a PyG "
                 "loader or any iterable of Data"
             )
-        if not dtype.is_floating_point:
-            raise LoaderError(f"dtype is {dtype}; features are dequantized to a float dtype")
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise LoaderError(f"dtype is {dtype!r}; features are dequantized to a float dtype")
+        if store is not None and not isinstance(store, QuantizedFeatureStore):
+            raise LoaderError(f"store is a {type(store).__name__}; pass a QuantizedFeatureStore")
+        caches = (rows,) if isinstance(rows, CachedRows) else rows
+        if not isinstance(caches, Sequence) or not all(isinstance(c, CachedRows) for c in caches):
+            raise LoaderError(f"rows is {rows!r}; pass a CachedRows, or several")
         self.loader = loader
-        self.device = None if device is None else torch.device(device)
+        try:
+            self.device = None if device is None else torch.device(device)
+        except (RuntimeError, TypeError) as error:
+            raise LoaderError(f"device is {device!r}, which torch does not know: {error}") from None
         if self.device is not None and self.device.type == "cuda" and not torch.cuda.is_available():
             raise LoaderError(f"device is {self.device}, but torch sees no CUDA device here")
         self.dtype = dtype
         self.prefetch = prefetch
-        self._rows = (rows,) if isinstance(rows, CachedRows) else tuple(rows)
+        self._rows = tuple(caches)
         self._store = store if store is not None else _find_store(loader)
 
     def __iter__(self) -> Iterator[Any]:

@@ -71,13 +71,13 @@ class CSCNeighborSampler(BaseSampler):  # type: ignore[misc]
         time_attr: str | None = None,
         seed: int | None = None,
     ) -> None:
+        if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
+            raise LoaderError(f"seed is {seed!r}; it must be a whole number, or None")
         _allowed("subgraph_type", subgraph_type, ("directional", "bidirectional", "induced"))
         _allowed("temporal_strategy", temporal_strategy, ("uniform", "last"))
         self._graph: Graph = read_graph(data_or_graph_store, time_attr)
         if not isinstance(num_neighbors, NumNeighbors):
-            num_neighbors = NumNeighbors(
-                dict(num_neighbors) if isinstance(num_neighbors, Mapping) else list(num_neighbors)
-            )
+            num_neighbors = _as_neighbors(num_neighbors)
         self._hops = self._neighbors(num_neighbors)
         self.num_neighbors = num_neighbors
         self.replace = replace
@@ -306,6 +306,20 @@ class _Walk:
             parts[0][kind], parts[1][kind] = order[at[kept]], col[kept]
             parts[2][kind] = columns.edge_id[place[kept]]
         return parts
+
+
+def _as_neighbors(given: Any) -> NumNeighbors:
+    if isinstance(given, Mapping):
+        if all(isinstance(kind, tuple) and len(kind) == 3 for kind in given) and all(
+            isinstance(counts, Sequence) for counts in given.values()
+        ):
+            return NumNeighbors(dict(given))
+    elif isinstance(given, Sequence) and not isinstance(given, str):
+        return NumNeighbors(list(given))
+    raise LoaderError(
+        f"num_neighbors is {given!r}; give one number for each hop, e.g. [10, 5], or such a list "
+        "for each edge type (source, relation, target)"
+    )
 
 
 def _key(seed: int | None, seeds: dict[str, Tensor]) -> int:
