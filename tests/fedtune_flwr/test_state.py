@@ -155,6 +155,67 @@ def test_a_damaged_folder_is_named(damage, tmp_path):
         wrapped("FedAdam", tmp_path)
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A sound folder, as the name and bytes of its files."""
+    from fedtune_flwr.testing import task_identity
+
+    folder = tmp_path_factory.mktemp("state")
+    with task_identity(), apps.seeded_sampling():
+        run(wrapped("FedAdam", folder), 1)
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def reopened(files, folder):
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    with apps.seeded_sampling():
+        return wrapped("FedAdam", folder)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("round", -7), ("round", 1.5), ("round", "1"), ("round", True), ("round", 10**400),
+        ("arrays", None), ("arrays", 5), ("arrays", ["only"] * 99),
+        ("file", "../x/round-000001.npz"), ("file", "round-000002.npz"), ("file", None),
+        ("file", 3), ("inner", 5), ("inner", None), ("inner", [5]), ("inner", [{"m_t": 5}]),
+        ("inner", [{"m_t": {"kind": "dict", "keys": 5}}]), ("inner", [{5: None}]),
+        ("inner", [{"m_t": {}}]), ("sampling", 5), ("sampling", [3, [1, 2], None]),
+        ("sampling", [3, "abc", None]), ("sampling", [3, [-1] * 625, None]),
+        ("clients", [{"node_id": "a"}]), ("clients", [5]), ("clients", {}),
+        ("policy", 5), ("policy", []), ("report", 5), ("report", []), ("settings", None),
+        ("space", None),
+    ],
+)  # fmt: skip
+def test_an_edited_manifest_is_a_state_error(field, value, saved, tmp_path):
+    edited = json.dumps({**json.loads(saved[FILE]), field: value}).encode()
+    with pytest.raises(StateError):
+        reopened({**saved, FILE: edited}, tmp_path)
+
+
+def test_a_truncated_or_flipped_model_is_a_state_error_or_was_not_harmed(saved, tmp_path):
+    name = "round-000001.npz"
+    sound = saved[name]
+    for length in (0, 1, 30, len(sound) // 2, len(sound) - 1):
+        with pytest.raises(StateError, match="is damaged"):
+            reopened({**saved, name: sound[:length]}, tmp_path)
+    expected = reopened(saved, tmp_path)._last_arrays
+    rng = np.random.default_rng(0)
+    refused = 0
+    for place in rng.choice(len(sound), 40, replace=False).tolist():
+        flipped = bytearray(sound)
+        flipped[place] ^= 0xFF
+        try:
+            got = reopened({**saved, name: bytes(flipped)}, tmp_path)._last_arrays
+        except StateError:
+            refused += 1
+        else:  # a byte that a zip file does not need
+            for key, array in expected.items():
+                np.testing.assert_array_equal(got[key].numpy(), array.numpy())
+    assert refused > 10
+
+
 def test_a_folder_that_cannot_be_written_does_not_end_the_run(tmp_path, caplog, monkeypatch):
     from fedtune_flwr import _state
 

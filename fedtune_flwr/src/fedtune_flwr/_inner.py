@@ -57,7 +57,8 @@ def restore(
     """Puts back what `capture` found.
 
     Raises:
-        KeyError: an array that the manifest names is missing.
+        LookupError, TypeError, AttributeError: the manifest is damaged, or an array that it names
+            is missing.
         ValueError: there are more or fewer strategies than when it was captured.
     """
     for level, (strategy, described) in enumerate(zip(strategies, manifest, strict=True)):

@@ -7,6 +7,8 @@ crash leaves the previous round whole.
 import io
 import json
 import math
+import zipfile
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,7 +91,13 @@ class StateFolder:
             fields = json.loads(path.read_text(encoding="utf-8"))
             self._check(fields, path)
             return self._read(fields)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except StateError:
+            raise
+        # A damaged zip file also gives RuntimeError (a flag), zlib.error or MemoryError (a size).
+        except (
+            OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError,
+            ArithmeticError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error,
+        ) as error:  # fmt: skip
             raise StateError(f"{path} is damaged: {error!r}. {_AGAIN}") from error
 
     def _check(self, fields: dict[str, Any], path: Path) -> None:
@@ -106,9 +114,24 @@ class StateFolder:
             raise StateError(f"{path} was written with {was}, now {self.settings}. {_AGAIN}")
 
     def _read(self, fields: dict[str, Any]) -> Saved:
+        server_round = fields["round"]
+        if isinstance(server_round, bool) or not isinstance(server_round, int) or server_round < 0:
+            raise ValueError(f"round {server_round!r}")
+        if server_round and fields["arrays"] is None:
+            raise ValueError(f"no model after round {server_round}")
+        for name in ("clients", "inner"):
+            if not isinstance(fields[name], list):
+                raise TypeError(f"{name} is no list")
         named: dict[str, np.ndarray] = {}
         if fields["file"] is not None:
-            with np.load(self.path / fields["file"], allow_pickle=False) as file:
+            # Nothing but the file that `save` names is read, wherever the folder came from.
+            if fields["file"] != _npz(server_round):
+                raise ValueError(f"file {fields['file']!r} after round {server_round}")
+            # Opened here, since np.load leaves a damaged file open.
+            with (
+                (self.path / fields["file"]).open("rb") as raw,
+                np.load(raw, allow_pickle=False) as file,
+            ):
                 named = {name: np.asarray(file[name]) for name in file.files}
         arrays = None
         if fields["arrays"] is not None:
@@ -116,7 +139,7 @@ class StateFolder:
                 {k: Array(named[f"model:{i}"]) for i, k in enumerate(fields["arrays"])}
             )
         return Saved(
-            int(fields["round"]),
+            server_round,
             None if fields["policy"] is None else Policy.from_dict(fields["policy"]),
             bool(fields["provisional"]),
             None if fields["report"] is None else TuneReport.from_dict(fields["report"]),
@@ -136,7 +159,7 @@ class StateFolder:
         named = dict(saved.inner_arrays)
         for i, array in enumerate((saved.arrays or ArrayRecord()).values()):
             named[f"model:{i}"] = array.numpy()
-        name = f"round-{saved.server_round:06d}.npz" if named else None
+        name = _npz(saved.server_round) if named else None
         fields = {
             "version": VERSION,
             "space": self.space.digest(),
@@ -164,8 +187,14 @@ class StateFolder:
             raise StateError(f"state_dir {self.path} cannot be written: {error}") from error
 
 
+def _npz(server_round: int) -> str:
+    return f"round-{server_round:06d}.npz"
+
+
 def _row(fields: dict[str, Any]) -> ClientRow:
     row = ClientRow(**fields)
+    if not isinstance(row.node_id, int) or not isinstance(row.values, dict):
+        raise TypeError(f"client {row.node_id!r}")
     if row.metrics is not None:
         row.metrics = {name: float(row.metrics.get(name, math.nan)) for name in NAMES}
     return row

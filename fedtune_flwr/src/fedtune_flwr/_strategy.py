@@ -203,6 +203,16 @@ class FedTune(Strategy):
         return folder
 
     def _resume(self, saved: Saved) -> None:
+        try:
+            restore(chain(self.strategy), saved.inner, saved.inner_arrays)
+        except (LookupError, ValueError, TypeError, AttributeError) as error:
+            raise StateError(f"the inner strategy's state is damaged: {error!r}") from error
+        if saved.sampling is not None:
+            try:
+                version, internal, gauss = saved.sampling
+                random.setstate((version, tuple(internal), gauss))
+            except (ValueError, TypeError, OverflowError) as error:
+                raise StateError(f"the sampling state is damaged: {error!r}") from error
         self._offset = saved.server_round
         self.policy = self.policy or saved.policy
         self._provisional = saved.provisional
@@ -211,13 +221,6 @@ class FedTune(Strategy):
         self._assigned_by = self.policy if self.policy == saved.policy else None
         self._surveyed = bool(saved.rows)
         self._last_arrays = saved.arrays
-        try:
-            restore(chain(self.strategy), saved.inner, saved.inner_arrays)
-        except (KeyError, ValueError) as error:
-            raise StateError(f"the inner strategy's state is damaged: {error!r}") from error
-        if saved.sampling is not None:
-            version, internal, gauss = saved.sampling
-            random.setstate((version, tuple(internal), gauss))
         log.info("resumed after round %d with %d known clients", self._offset, len(saved.rows))
 
     def _save(self, server_round: int) -> None:
