@@ -35,6 +35,13 @@ def test_named_commands_are_real(name: str):
                 assert (ROOT / plugin / "benchmarks" / f"{script}.py").exists(), command
 
 
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_no_place_is_left_to_fill_in(name: str):
+    text = (ROOT / name).read_text("utf-8")
+    assert not re.findall(r"^[A-Z][A-Z0-9_]{3,}$", text, re.MULTILINE)
+    assert not re.findall(r"<!-- *(\w+) *-->\s*<!-- *end *-->", text)
+
+
 def test_readme_shows_the_two_commands():
     text = (ROOT / "README.md").read_text("utf-8")
     assert "python3 -m ci demo" in text
