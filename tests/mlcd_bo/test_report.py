@@ -1,6 +1,7 @@
 import pytest
 
 import mlcd_bo as mlcd
+from mlcd_bo import _plots
 from tests.mlcd_bo.worlds import World, two_types
 
 JOB = mlcd.Job(total_samples=1000 * 3600 * 8)
@@ -26,6 +27,25 @@ def test_report_shows_the_search(tmp_path, scenario):
     # Self-contained: nothing is fetched.
     assert 'src="data:image/png;base64,' in page
     assert "http" not in page
+
+
+@pytest.mark.parametrize("scaling", [0.05, 0.8])
+def test_curves_can_be_read(scaling):
+    world = World(two_types(), scaling=scaling)
+    search = mlcd.DeploymentOptimizer(world.space, mlcd.Scenario.fastest(), JOB)
+    for row in (0, 5):
+        chosen = world.space[row]
+        search.tell(mlcd.Trial(chosen, world.profile(chosen, mlcd.Limits())))
+    figure = _plots.curves(search, 0)
+    figure.canvas.draw()
+    for axes in figure.axes:
+        low, high = axes.get_ylim()
+        shown = [t for t in axes.get_yticks() if low <= t <= high]
+        assert len(shown) >= 3
+        assert "$" not in "".join(label.get_text() for label in axes.get_yticklabels())
+    legend = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert "95 % band of the belief" in legend
+    assert "trial" in legend
 
 
 def test_names_are_escaped(tmp_path):

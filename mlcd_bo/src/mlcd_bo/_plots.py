@@ -9,6 +9,7 @@ from ._explain import Z95
 from ._situation import Situation
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from ._optimizer import DeploymentOptimizer
@@ -68,8 +69,26 @@ def curves(search: "DeploymentOptimizer", picked: int | None) -> "Figure":
         ticks = sorted(set(s.count.tolist()))
         axes.set_xticks(ticks, [str(tick) for tick in ticks])
         axes.minorticks_off() if len(ticks) > 1 else None
+        _label_values(axes)
+    left.plot([], [], "o", color="gray", ms=6, label="trial")
+    left.fill_between([], [], [], color="gray", alpha=0.3, lw=0, label="95 % band of the belief")
     left.legend(frameon=False, fontsize=8)
     return figure
+
+
+def _label_values(axes: "Axes") -> None:
+    """Labels a logarithmic y axis with plain numbers, often enough to read values off."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    low, high = axes.get_ylim()
+    decades = np.log10(high / low)
+    # Over many decades each of them is label enough.
+    subs: tuple[float, ...] = (1.0, 2.0, 5.0) if decades < 4 else (1.0,)
+    if decades < 1:
+        subs = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)
+    axes.yaxis.set_major_locator(LogLocator(subs=subs, numticks=20))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))
 
 
 def ledger(search: "DeploymentOptimizer", hours: float, dollars: float) -> "Figure":

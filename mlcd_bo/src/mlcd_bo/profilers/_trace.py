@@ -55,7 +55,7 @@ class TraceProfiler:
             traces = read_traces(trace, catalog, None if job is None else [job])
             if len(traces) > 1:
                 raise TraceError(
-                    f"trace {str(trace)!r} holds {len(traces)} jobs; name one with job= (or --job), "
+                    f"trace {str(trace)!r} holds {len(traces)} jobs; name one with job= (--job), "
                     f"such as {next(iter(traces))!r} (`mlcd replay FILE --list-jobs` prints all)"
                 )
             (trace,) = traces.values()
