@@ -304,7 +304,10 @@ def main() -> None:
     args = parser.parse_args()
     missing = [f for f in args.files if not (args.data / f"{f}.csv").is_file()]
     if missing:
-        raise SystemExit(f"no {missing[0]}.csv in {args.data}; give --data or set MLCD_TRACES")
+        raise SystemExit(
+            f"no {missing[0]}.csv in {args.data}; give a folder that has it by --data or "
+            "MLCD_TRACES (the README says where the tables come from)"
+        )
 
     began = time.perf_counter()
     jobs = [(file, job) for file in args.files for job in load(file, args.data)]
