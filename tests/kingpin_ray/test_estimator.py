@@ -75,6 +75,32 @@ def test_the_target_is_no_feature_when_y_is_given_too(features: Any) -> None:
         GroupedEstimator(Logistic(), "key", "label", [*FEATURES, "label"]).fit(frame, frame.label)
 
 
+@pytest.mark.parametrize("two_dimensions", [False, True])
+def test_masked_values_are_missing(two_dimensions: bool) -> None:
+    frame = grouped_frame(n_groups=4)
+    X, keys = frame[FEATURES].to_numpy(), frame.key.to_numpy()
+    hidden = np.arange(len(frame)) % 5 == 0
+    seen = ~hidden
+    y = np.ma.masked_array(np.where(hidden, 1e9, frame.value), hidden)
+    ridge = GroupedEstimator(Ridge(), plan="local")
+    expected = clone(ridge).fit(X[seen], y.data[seen], keys[seen])
+    model = clone(ridge).fit(X, y[:, None] if two_dimensions else y, keys)
+    np.testing.assert_allclose(model.predict(X, keys), expected.predict(X, keys), rtol=1e-9)
+    assert sum(model.results_.column("n_dropped").to_pylist()) == hidden.sum()
+    # A masked label is no class, a masked key is the null group, a masked feature is NaN.
+    label = np.ma.masked_array(np.where(hidden, 7, frame.label), hidden)
+    classes = GroupedEstimator(Logistic(), plan="local").fit(X, label, keys).classes_
+    assert classes.tolist() == [0, 1]
+    group = np.ma.masked_array(keys.astype("U9"), keys == "g002")
+    if two_dimensions:
+        group = np.ma.stack([group, group], axis=1)
+    assert clone(ridge).fit(X, frame.value, group).results_.column(0).null_count == 1
+    first = np.ma.masked_array(X, np.zeros(X.shape, bool))
+    first[np.flatnonzero(keys == "g001")[0], 0] = np.ma.masked
+    found = clone(ridge).fit(first, frame.value, keys)
+    assert found.results_.column("status").to_pylist().count("nan_features") == 1
+
+
 def test_bad_groups_are_recorded_and_served_by_the_fallback() -> None:
     frame = grouped_frame(n_groups=6, rows=(30, 40))
     frame.loc[frame.key == "g001", "label"] = True

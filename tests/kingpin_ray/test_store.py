@@ -287,6 +287,41 @@ def test_command_line(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None
     assert "available are" in capsys.readouterr().err
 
 
+def test_command_line_answers_in_words(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    frame = grouped_frame(n_groups=3)
+    data, out, nowhere = (
+        str(tmp_path / "d.parquet"),
+        str(tmp_path / "m"),
+        str(tmp_path / "no" / "x"),
+    )
+    pq.write_table(pa.Table.from_pandas(frame), data)
+    fit = ["fit", data, "--by", "key", "--target", "value", "--features", "x0,x1", "--out", out]
+    (tmp_path / "g.json").write_bytes(b"\xff\xfe")
+
+    def says(argv: list[str], words: str) -> None:
+        assert main(argv) == 1
+        error = capsys.readouterr().err
+        assert error.startswith("kingpin: ")
+        assert words in error
+
+    says([*fit, "--params", "[1]"], "give a JSON object of parameters")
+    says([*fit, "--params", '{"zz": 1}'], "unexpected keyword argument 'zz'")
+    says([*fit, "--grid", str(tmp_path / "g.json")], "not UTF-8")
+    says([*fit, "--grid", nowhere], "No such file")
+    says([*fit, "--cv", "inf"], "cv=inf")
+    assert main(fit) == 0
+    capsys.readouterr()
+    for suffix in (".csv", ".parquet"):
+        says(["results", out, "--out", nowhere + suffix], "No such file")
+    says(["results", out, "--worst", "-1"], "--worst -1")
+    says(["predict", out, data, "--out", nowhere], "No such file")
+    says(["predict", out, data, "--out", str(tmp_path / "p"), "--proba"], "holds regressors")
+    manifest = tmp_path / "m" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"x0"', '"x9"'))
+    says(["predict", out, data, "--out", str(tmp_path / "p")], "damaged")
+    says(["results", out], "damaged")
+
+
 def test_linear_store_is_one_row_a_model(tmp_path: Any) -> None:
     frame = grouped_frame(n_groups=6)
     model = fitted(frame, Ridge(), target="value")

@@ -65,13 +65,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KingpinError as error:
         print(f"kingpin: {error}", file=sys.stderr)
         return 1
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"kingpin: {where}{error.strerror or error}", file=sys.stderr)
+        return 1
     return 0
 
 
 def _fit(args: argparse.Namespace) -> None:
     from kingpin_ray import GroupedEstimator, models
 
-    model = models.get(args.model)(**_json(args.params, "--params"))
+    kind, params = models.get(args.model), _json(args.params, "--params")
+    if not isinstance(params, dict):
+        raise ParameterError(f"--params {args.params}: give a JSON object of parameters by name")
+    try:
+        model = kind(**params)
+    except TypeError as error:
+        raise ParameterError(f"--params {args.params}: {args.model}: {error}") from error
     by = args.by.split(",")
     grid = None
     if args.grid is not None:
@@ -79,8 +89,10 @@ def _fit(args: argparse.Namespace) -> None:
             text = args.grid.read_text(encoding="utf-8")
         except OSError as error:
             raise ParameterError(f"--grid {args.grid}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise ParameterError(f"--grid {args.grid}: this is not UTF-8 text: {error}") from error
         grid = _json(text, "--grid")
-    whole = args.cv is not None and args.cv >= 2 and args.cv == int(args.cv)
+    whole = args.cv is not None and args.cv >= 2 and args.cv.is_integer()
     estimator = GroupedEstimator(
         model,
         by=by if len(by) > 1 else by[0],
@@ -112,6 +124,8 @@ def _results(args: argparse.Namespace) -> None:
     if not store.manifest()["complete"]:
         raise ParameterError(f"{args.store} is of an unfinished run; `kingpin fit --resume` it")
     table = store.results()
+    if args.worst < 1:
+        raise ParameterError(f"--worst {args.worst}: give a number of at least 1")
     if args.out is not None:
         if args.out.suffix == ".csv":
             import pyarrow.csv as writer
@@ -143,6 +157,8 @@ def _predict(args: argparse.Namespace) -> None:
     keys = list(estimator.by) if isinstance(estimator.by, list) else [estimator.by]
     columns: dict[str, Any] = {name: rows.column(name) for name in keys}
     if args.proba:
+        if not hasattr(estimator, "predict_proba"):
+            raise ParameterError(f"--proba: {args.store} holds regressors; leave the option out")
         proba = estimator.predict_proba(rows)
         for j, label in enumerate(estimator.classes_):
             columns[f"proba_{label}"] = proba[:, j]

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 def one_column(values: Any, name: str) -> pa.Array:
     if isinstance(values, (pa.Array, pa.ChunkedArray)):
         return values
+    if isinstance(values, np.ma.MaskedArray) and values.ndim in (1, 2):
+        if values.ndim == 2 and values.shape[1] == 1:
+            values = values[:, 0]
+        if values.ndim == 1:
+            return _masked(values)
     try:
         array = np.asarray(values)
         if array.ndim == 2 and array.shape[1] == 1:
@@ -32,10 +37,18 @@ def one_column(values: Any, name: str) -> pa.Array:
 def key_columns(groups: Any) -> list[pa.Array]:
     if hasattr(groups, "columns"):
         return [pa.array(groups[name], from_pandas=True) for name in groups.columns]
+    if isinstance(groups, np.ma.MaskedArray) and groups.ndim == 2:
+        return [_masked(groups[:, j]) for j in range(groups.shape[1])]
     array = groups if isinstance(groups, pa.Array) else np.asarray(groups)
     if isinstance(array, np.ndarray) and array.ndim == 2:
         return [pa.array(array[:, j], from_pandas=True) for j in range(array.shape[1])]
     return [one_column(groups, "groups")]
+
+
+def _masked(values: Any) -> pa.Array:
+    """Returns a masked column with null for what is masked; NumPy would uncover it."""
+    mask = np.ma.getmaskarray(values)
+    return pa.array(np.ascontiguousarray(values.data), mask=mask, from_pandas=True)
 
 
 def codes_of(column: pa.Array, classes: NDArray[Any]) -> NDArray[np.int64]:

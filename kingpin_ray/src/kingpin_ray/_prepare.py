@@ -48,6 +48,8 @@ def open_data(estimator: Any, X: Any, *, reset: bool) -> tuple[Columns, bool]:
         raise InputError("sparse input is not supported; use X.toarray() where it fits memory")
     if isinstance(X, Mapping):
         return columns_of(X), False  # raises, naming what is allowed
+    if isinstance(X, np.ma.MaskedArray) and X.dtype.kind in "biuf":
+        X = np.where(np.ma.getmaskarray(X), np.nan, X.data)
     array = check_array(X, ensure_all_finite=False, dtype="numeric", estimator=estimator)
     if not reset and array.shape[1] != estimator.n_features_in_:
         raise InputError(
