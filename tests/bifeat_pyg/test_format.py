@@ -293,6 +293,10 @@ DAMAGE = {
     "json": (lambda f: (f / "manifest.json").write_text("{"), FormatError, "damaged"),
     "path": (rewrite(codes="../../etc/passwd"), FormatError, "plain file name"),
     "rows": (rewrite(rows="many"), FormatError, "an entry of"),
+    "no tables": (rewrite(tables=None), FormatError, "lists no tables"),
+    "no table": (rewrite(tables=[3]), FormatError, "an entry of"),
+    "group": (rewrite(group=[1]), FormatError, "an entry of"),
+    "attr": (rewrite(attr=None), FormatError, "an entry of"),
     "half as many rows": (rewrite(rows=50, stride=32), FormatError, "50 rows of 16 take 800"),
     "quantizer": (rewrite(spec={"quantizer": "gone"}), FormatError, "gone"),
     "empty": (lambda f: shutil.rmtree(f), FormatError, "is no store"),
@@ -306,6 +310,15 @@ def test_damage_is_found(case, tmp_path):
     change(tmp_path / "s")
     with pytest.raises(error, match=message):
         QuantizedFeatureStore.open(tmp_path / "s", verify=True)
+
+
+def test_missing_plain_attributes_are_found(tmp_path, capsys):
+    QuantizedFeatureStore.from_data(graph()).save(tmp_path / "s")
+    (tmp_path / "s" / "plain.safetensors").unlink()
+    with pytest.raises(FormatError, match=r"plain.safetensors is missing; copy it again"):
+        QuantizedFeatureStore.open(tmp_path / "s")
+    assert main(["info", str(tmp_path / "s")]) == 1
+    assert capsys.readouterr().err.startswith("error: ")
 
 
 def test_nothing_is_overwritten(tmp_path):
@@ -341,6 +354,20 @@ def test_sources_that_cannot_be_read(tmp_path):
     }.items():
         with pytest.raises(FeatureError, match=message):
             quantize_file(tmp_path / file, tmp_path / "out")
+    for ending, message in {
+        "pt": "no tensor that torch.save wrote",
+        "safetensors": "no safetensors file",
+        "parquet": "no parquet file",
+        "arrow": "no feather file",
+    }.items():
+        for damaged in (b"", b"nothing of the kind" * 9):
+            (tmp_path / f"bad.{ending}").write_bytes(damaged)
+            with pytest.raises(FeatureError, match=message):
+                quantize_file(tmp_path / f"bad.{ending}", tmp_path / "out")
+    torch.save(torch.ones(300, 40), tmp_path / "cut.pt")
+    with open(tmp_path / "cut.pt", "r+b") as file:
+        file.truncate(5000)
+    assert main(["quantize", str(tmp_path / "cut.pt"), str(tmp_path / "out")]) == 1
     import pyarrow as pa
 
     with pytest.raises(NonFiniteError, match="row 2, column 1"):

@@ -29,6 +29,10 @@ def main(argv: list[str] | None = None) -> int:
     except BiFeatError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except OSError as error:
+        # What no layer below foresaw, e.g. a folder that may not be read.
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("stopped; call again to go on", file=sys.stderr)
         return 130

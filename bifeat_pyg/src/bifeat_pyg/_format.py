@@ -183,12 +183,16 @@ def read_table(folder: Path, entry: dict[str, Any]) -> tuple[Key, PackedTable]:
     """
     try:
         rows, stride = int(entry["rows"]), int(entry["stride"])
+        if rows < 0:
+            raise ValueError(f"rows is {rows}")
         spec = quantizers.get(entry["spec"]["quantizer"]).from_dict(entry["spec"])
         dtype = DTYPES[entry["dtype"]]
         codes_path = inside(folder, entry["codes"])
         params_path = inside(folder, entry["params"])
         expected = entry["params_sha256"]
         key = (entry["group"], entry["attr"])
+        if not isinstance(key[0], str | None) or not isinstance(key[1], str):
+            raise TypeError(f"group and attr are {key}")
         columns, tail = int(entry["columns"]), tuple(int(s) for s in entry["row_shape"])
         row_bytes = int(entry["row_bytes"])
     except (KeyError, TypeError, ValueError) as error:

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bifeat_pyg import _format
-from bifeat_pyg._errors import ChecksumError, StorageError
+from bifeat_pyg._errors import ChecksumError, FormatError, StorageError
 from bifeat_pyg._format import FORMAT, MANIFEST, PLAIN, VERSION, Key
 from bifeat_pyg._table import PackedTable
 
@@ -81,7 +81,10 @@ def load(
     """
     manifest = _format.read_manifest(folder)
     tables = {}
-    for entry in manifest.get("tables", []):
+    entries = manifest.get("tables")
+    if not isinstance(entries, list):
+        raise FormatError(f"{folder / MANIFEST} lists no tables: it is damaged; quantize again")
+    for entry in entries:
         key, table = _format.read_table(folder, entry)
         tables[key] = table
         if verify:
@@ -93,6 +96,8 @@ def load(
                 )
     plain: dict[Key, Tensor] = {}
     if "plain_sha256" in manifest:
+        if not (folder / PLAIN).is_file():
+            raise FormatError(f"{folder / PLAIN} is missing; copy it again or quantize again")
         if _format.checksum(folder / PLAIN) != manifest["plain_sha256"]:
             raise ChecksumError(f"{folder / PLAIN} is not what was written; copy it again")
         for name, value in _format.read_tensors(folder / PLAIN).items():

@@ -1,6 +1,7 @@
 """Row sources on disk, read block by block with plain reads: a mapping would grow with the file."""
 
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,12 @@ def open_source(source: Any, name: str = "x", key: str | None = None) -> RowSour
         return _SafetensorsSource(path, name, key)
     if ending in (".pt", ".pth"):
         # weights_only: no code in the file is run; mmap: it is not read into memory.
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        try:
+            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except (RuntimeError, ValueError, EOFError, OSError, UnpicklingError) as error:
+            raise FeatureError(
+                f"{path} is no tensor that torch.save wrote: {_line(error)}"
+            ) from None
         return TensorSource(loaded, name)
     if ending in (".parquet", ".arrow", ".feather"):
         return _ArrowSource(path, name)
@@ -78,9 +84,12 @@ class _SafetensorsSource:
     """One tensor of a safetensors file."""
 
     def __init__(self, path: Path, name: str, key: str | None) -> None:
-        from safetensors import safe_open
+        from safetensors import SafetensorError, safe_open
 
-        self._file: Any = safe_open(path, framework="pt")
+        try:
+            self._file: Any = safe_open(path, framework="pt")
+        except (SafetensorError, OSError) as error:
+            raise FeatureError(f"{path} is no safetensors file: {_line(error)}") from None
         held = list(self._file.keys())  # type: ignore[no-untyped-call]
         if key is None and len(held) == 1:
             key = held[0]
@@ -109,7 +118,10 @@ class _ArrowSource:
             raise FeatureError(f"reading {source} needs pyarrow: pip install pyarrow") from None
         if isinstance(source, Path):
             kind = "parquet" if source.suffix == ".parquet" else "feather"
-            self._data = ds.dataset(source, format=kind)
+            try:
+                self._data = ds.dataset(source, format=kind)
+            except (pa.ArrowException, OSError) as error:
+                raise FeatureError(f"{source} is no {kind} file: {_line(error)}") from None
         else:
             self._data = ds.dataset(source)
         self._lists = False
@@ -161,6 +173,11 @@ class _ArrowSource:
         columns = [c.cast("float64") if c.null_count else c for c in batch.columns]
         arrays = [c.to_numpy(zero_copy_only=False) for c in columns]
         return np.stack(arrays, axis=1).astype(np.float64 if missing else self._stored, copy=False)
+
+
+def _line(error: Exception) -> str:
+    """Returns the first line of a message that may go on for many."""
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def _npy(path: Path, name: str) -> RowSource:
