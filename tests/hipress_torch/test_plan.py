@@ -85,6 +85,9 @@ def test_a_profile_survives_its_file(tmp_path):
         ("[]", "calibrate again"),
         (json.dumps({"version": 9}), "this release reads 1"),
         (json.dumps({"version": 1, "ranks": 2, "collectives": {"a": {}}, "codecs": {}}), "again"),
+        (json.dumps({"version": 1, "ranks": 2, "collectives": {}, "codecs": {}}), "all_reduce"),
+        (json.dumps({**profile_of(1e9).to_dict(), "ranks": "a"}), "ranks must be 1 or more"),
+        (json.dumps(profile_of(1e9).to_dict()).replace("1e-09", '"x"'), "are no times"),
     ],
 )
 def test_a_wrong_file_is_told(text, told, tmp_path, capsys):
@@ -102,7 +105,15 @@ def test_explain_prints_the_plan(tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[2].split()[:2] == ["100", "none"]
     assert lines[3].split()[:2] == ["10000000", "onebit"]
+    capsys.readouterr()
     assert main(["explain", str(tmp_path / "missing.json")]) == 2
+    assert "`hipress calibrate` writes one" in capsys.readouterr().err
+
+
+def test_explain_refuses_sizes_below_one(tmp_path, capsys):
+    profile_of(12.5e6).save(tmp_path / "p.json")
+    assert main(["explain", str(tmp_path / "p.json"), "0"]) == 2
+    assert "1 element or more, got 0" in capsys.readouterr().err
 
 
 @pytest.mark.cluster

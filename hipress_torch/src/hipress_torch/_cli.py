@@ -1,9 +1,10 @@
 """The command line: ``hipress`` or ``python -m hipress_torch``."""
 
 import argparse
+import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,14 +74,27 @@ def _codecs(arguments: argparse.Namespace) -> int:
     for name in codecs.available():
         found = codecs.get(name)
         made = found()
-        bits = made.wire_bytes(1 << 20) * 8 / (1 << 20)
+        bits = ", ".join(f"{b:.2f}" for b in _bits(found, made))
         summary = (
             found.summary if isinstance(found, Algorithm) else (found.__doc__ or "").split("\n")[0]
         )
         feedback = "yes" if made.feedback else "no"
-        rows.append((name, f"{bits:.2f}", feedback, made.backend, summary))
+        # Plain all-reduce: torch sums the numbers, and no kernel codes them.
+        backend = "torch" if name == "none" else made.backend
+        rows.append((name, bits, feedback, backend, summary))
     print(table(rows))
     return 0
+
+
+def _bits(algorithm: Callable[..., Codec], made: Codec) -> list[float]:
+    """Returns the wire bits an element by default, or for each choice of ``bits`` if it has one."""
+    choices = []
+    if "bits" in made.options:
+        for bits in (2, 4, 8):
+            # A codec may take fewer widths.
+            with contextlib.suppress(CodecError):
+                choices.append(algorithm(bits=bits))
+    return [c.wire_bytes(1 << 20) * 8 / (1 << 20) for c in choices or [made]]
 
 
 def _check(arguments: argparse.Namespace) -> int:
@@ -97,8 +111,10 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _bench(arguments: argparse.Namespace) -> int:
-    if arguments.megabytes <= 0 or arguments.rounds < 1:
-        raise PlanError("bench: --megabytes must be more than 0 and --rounds at least 1")
+    if not 0 < arguments.megabytes <= 65536 or arguments.rounds < 1:
+        raise PlanError(
+            "bench: --megabytes must be more than 0 and at most 65536, and --rounds at least 1"
+        )
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     made = [codecs.get(name)() for name in arguments.codecs or codecs.available()]
@@ -108,6 +124,8 @@ def _bench(arguments: argparse.Namespace) -> int:
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:
+    if not 1 <= arguments.ranks <= 1024:
+        raise PlanError(f"calibrate: --ranks must be from 1 to 1024, got {arguments.ranks}")
     names = tuple(arguments.codecs.split(","))
     for name in names:
         codecs.get(name)
@@ -145,6 +163,8 @@ def _terms(profile: dict[str, Any]) -> str:
 
 def _explain(arguments: argparse.Namespace) -> int:
     profile = Profile.load(arguments.profile)
+    if wrong := [e for e in arguments.elements if e < 1]:
+        raise PlanError(f"explain: bucket sizes must be 1 element or more, got {wrong[0]}")
     made = {name: codecs.get(name)() for name in profile.codecs}
     plan = Plan(profile, tuple(made))
     names = ["none", *made]

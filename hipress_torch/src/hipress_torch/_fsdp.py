@@ -14,6 +14,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from hipress_torch._checks import (
+    check_arguments,
+    check_state,
+    saved_count,
+    saved_mapping,
+    saved_tensors,
+)
 from hipress_torch._codec import Batch, Codec, Segment
 from hipress_torch._compll._algorithm import Algorithm
 from hipress_torch._compll._hashing import stream_of
@@ -76,8 +83,10 @@ class FSDPState:
 
         Raises:
             CodecError: the codec or its options are wrong.
+            PlanError: another argument is.
             UnsupportedError: the codec has a momentum.
         """
+        check_arguments(process_group, error_feedback, seed)
         self.codec = make_codec(codec, codec_options)
         if self.codec.momentum:
             raise UnsupportedError(
@@ -239,16 +248,13 @@ class FSDPState:
         Raises:
             StateError: something is missing, of another version or another seed.
         """
-        missing = [k for k in ("version", "seed", "iterations", "residuals") if k not in state]
-        if missing or state["version"] != STATE_VERSION or state["seed"] != self.seed:
-            raise StateError(
-                f"state dict: needs version {STATE_VERSION}, seed {self.seed}, iterations and "
-                f"residuals; got version {state.get('version')!r}, seed {state.get('seed')!r}, "
-                f"without {missing or 'nothing'}"
-            )
+        check_state(state, ("iterations", "residuals"), STATE_VERSION, self.seed)
+        saved = saved_mapping(state["iterations"], "iterations")
+        iterations = {n: saved_count(i, f"iterations of {n!r}") for n, i in saved.items()}
+        residuals = saved_tensors(state["residuals"], "residuals")
         self._counts.units.clear()
-        self._loaded = {n: r.detach().clone() for n, r in state["residuals"].items()}
-        self._loaded_iterations.update(state["iterations"])
+        self._loaded = {n: r.detach().clone() for n, r in residuals.items()}
+        self._loaded_iterations = iterations
 
 
 class _ReduceScatter:

@@ -14,10 +14,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hipress_torch._checks import is_time
 from hipress_torch._codec import Codec
-from hipress_torch._errors import PlanError
+from hipress_torch._errors import PlanError, StateError
 
 PROFILE_VERSION = 1
+COLLECTIVES = ("all_reduce", "all_to_all", "all_gather")
+STAGES = ("encode", "merge", "decode")
 PART_CHOICES = tuple(1 << e for e in range(18, 25))
 
 
@@ -84,12 +87,17 @@ class Profile:
         """Returns the profile that :meth:`save` wrote.
 
         Raises:
-            PlanError: the file is no profile, or of another version.
+            PlanError: the file cannot be read, is no profile, or of another version.
         """
         try:
             return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise PlanError(f"{os.fspath(path)} is no profile: {error}") from error
+        except OSError as error:
+            raise PlanError(
+                f"profile {os.fspath(path)} cannot be read ({error.strerror or error}); "
+                f"`hipress calibrate` writes one"
+            ) from error
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the profile as plain values."""
@@ -109,16 +117,25 @@ class Profile:
                     f"{PROFILE_VERSION}; "
                     f"calibrate again"
                 )
+            ranks = values["ranks"]
+            if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+                raise PlanError(f"profile: ranks must be 1 or more, got {ranks!r}; calibrate again")
             return cls(
-                int(values["ranks"]),
-                {k: Term(**t) for k, t in values["collectives"].items()},
-                {
-                    name: {k: Term(**t) for k, t in terms.items()}
-                    for name, terms in values["codecs"].items()
-                },
+                ranks,
+                _terms(values["collectives"], COLLECTIVES, "collectives"),
+                {name: _terms(terms, STAGES, name) for name, terms in values["codecs"].items()},
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise PlanError(f"profile: {error!r} is missing or wrong; calibrate again") from error
+
+
+def _terms(values: Mapping[str, Any], needed: tuple[str, ...], what: str) -> dict[str, Term]:
+    if missing := [n for n in needed if n not in values]:
+        raise PlanError(f"profile: {what} lacks {', '.join(missing)}; calibrate again")
+    for name, term in values.items():
+        if not all(is_time(t) for t in term.values()):
+            raise PlanError(f"profile: {what} {name}: {term!r} are no times; calibrate again")
+    return {name: Term(**term) for name, term in values.items()}
 
 
 @dataclass(frozen=True)
@@ -149,6 +166,20 @@ class Plan:
 
     profile: Profile
     codecs: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        """Checks the types.
+
+        Raises:
+            PlanError: there is no profile, or the codecs are no names.
+        """
+        if not isinstance(self.profile, Profile):
+            raise PlanError(
+                f"profile must be a Profile, as calibrate() or Profile.load() return it, got "
+                f"{type(self.profile).__name__}"
+            )
+        if isinstance(self.codecs, str) or not all(isinstance(c, str) for c in self.codecs):
+            raise PlanError(f"codecs must be a tuple of codec names, got {self.codecs!r}")
 
     def choose(self, elements: int, codecs: Mapping[str, Codec]) -> Choice:
         """Returns what to do with a bucket of that many float32 elements.
@@ -190,3 +221,17 @@ class Plan:
             terms["decode"](m),
         )
         return sum(stages) + (parts - 1) * max(stages)
+
+
+def saved_plan(saved: object) -> Plan | None:
+    """Returns the plan of a state dict; None if it holds none that was measured.
+
+    Raises:
+        StateError: something is missing or wrong.
+    """
+    if not isinstance(saved, Mapping):
+        return None
+    try:
+        return Plan(Profile.from_dict(saved["profile"]), tuple(saved["codecs"]))
+    except (KeyError, TypeError, PlanError) as error:
+        raise StateError(f"state dict: plan is wrong: {error}") from error

@@ -114,16 +114,24 @@ class Registry:
                 kept[known.name] = buffer[known.residual : end].view(known.shape).cpu().clone()
         return kept
 
+    def check(self, kind: str, saved: Mapping[str, torch.Tensor]) -> None:
+        """Checks the shapes of what :meth:`save` returned; changes nothing.
+
+        Raises:
+            StateError: a shape is not its parameter's.
+        """
+        shapes = {k.name: k.shape for k in self.known}
+        for name, values in saved.items():
+            if name in shapes:
+                _check_shape(kind, name, tuple(values.shape), shapes[name])
+
     def load(self, kind: str, saved: Mapping[str, torch.Tensor]) -> None:
         """Takes what :meth:`save` returned; parameters that it does not name start with zeros.
 
         Raises:
             StateError: a shape is not its parameter's; nothing is changed then.
         """
-        shapes = {k.name: k.shape for k in self.known}
-        for name, values in saved.items():
-            if name in shapes:
-                _check_shape(kind, name, tuple(values.shape), shapes[name])
+        self.check(kind, saved)
         if kind in self._buffers:
             self._buffers[kind].zero_()
         self._loaded[kind] = {n: v.detach().to(torch.float32).clone() for n, v in saved.items()}

@@ -13,15 +13,16 @@ from torch._C._distributed_c10d import GradBucket
 
 from hipress_torch import codecs
 from hipress_torch._calibrate import calibrate
+from hipress_torch._checks import check_arguments, check_state, saved_count, saved_tensors
 from hipress_torch._codec import Codec
 from hipress_torch._compll._algorithm import Algorithm
 from hipress_torch._engine import Engine, Exchange, values_of
-from hipress_torch._errors import CodecError, PlanError, StateError, UnsupportedError
+from hipress_torch._errors import CodecError, PlanError, RegistrationError, UnsupportedError
 from hipress_torch._groups import check_agreement, new_like, require_group, wire_device
 from hipress_torch._inline import InlineEngine
 from hipress_torch._layout import Part, Placed, build_parts
 from hipress_torch._metrics import Recorder, write_trace
-from hipress_torch._plan import Choice, Plan, Profile
+from hipress_torch._plan import Choice, Plan, saved_plan
 from hipress_torch._registry import Registry
 from hipress_torch._tables import table
 
@@ -77,7 +78,7 @@ class HiPressState:
 
         Raises:
             CodecError: the codec or its options are wrong.
-            PlanError: the strategy or a size is.
+            PlanError: another argument is.
         """
         self.codec = make_codec(codec, codec_options)
         if strategy not in STRATEGIES:
@@ -95,8 +96,7 @@ class HiPressState:
         for name, value in (("min_elements", min_elements), ("part_elements", part_elements)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise PlanError(f"{name} must be a whole number of at least 0, got {value!r}")
-        if timeout_s is not None and not timeout_s > 0:
-            raise PlanError(f"timeout_s must be more than 0 seconds or None, got {timeout_s!r}")
+        check_arguments(process_group, error_feedback, seed, timeout_s)
         self.strategy = strategy
         self.plan = plan
         self.error_feedback = self.codec.feedback if error_feedback is None else error_feedback
@@ -115,6 +115,7 @@ class HiPressState:
         self._device = torch.device("cpu")
         self._layouts: dict[int, tuple[tuple[Placed, ...], Codec, list[Part]]] = {}
         self._iteration = -1
+        self._closed = False
 
     @property
     def iteration(self) -> int:
@@ -127,12 +128,18 @@ class HiPressState:
         Every rank of the group must call it.
 
         Raises:
+            RegistrationError: the state was closed.
             MismatchError: ranks were given different settings.
             UnsupportedError: no process group, or a backend that is not handled.
             PeerError: another rank failed or did not come in time.
         """
         if self._engine is not None:
             return
+        if self._closed:
+            raise RegistrationError(
+                "this state was closed; register a new one on a fresh DistributedDataParallel "
+                "(load_state_dict() goes on where this one was)"
+            )
         group = require_group(self._group)
         backend = dist.get_backend(group)
         if self._device.type == "cpu" and "gloo" not in backend:
@@ -332,10 +339,8 @@ class HiPressState:
             ``iterations``; ``bytes_sent`` and ``bytes_plain``: bytes this rank put on the wire,
             and what float32 ring all-reduce would have, both in all; ``ratio``: the second over
             the first; ``not_finite``: parts in which some rank had a value that was not finite;
-            ``seconds``
-                of each
-            stage in all (``exposed``: backward waiting for the rest of the exchange); ``backend``:
-            what encodes and decodes; ``residual_bytes``; ``codec``.
+            ``seconds`` of each stage in all (``exposed``: backward waiting for the rest of the
+            exchange); ``backend``: what encodes and decodes; ``residual_bytes``; ``codec``.
         """
         r = self._recorder
         sent, plain = r.counts("bytes_sent"), r.counts("bytes_plain")
@@ -404,31 +409,27 @@ class HiPressState:
         Raises:
             StateError: something is missing, of another version, or of another shape.
         """
-        missing = [k for k in ("version", "iteration", "seed", "residuals") if k not in state]
-        if missing:
-            raise StateError(
-                f"state dict: {', '.join(missing)} missing; pass what state_dict() returned"
-            )
-        if state["version"] != STATE_VERSION:
-            raise StateError(
-                f"state dict: version {state['version']!r}, this release reads {STATE_VERSION}; "
-                f"load it with the release that wrote it"
-            )
-        if state["seed"] != self.seed:
-            raise StateError(
-                f"state dict: seed {state['seed']}, but this state has seed {self.seed}; make "
-                f"it with seed={state['seed']} so that random rounding goes on as it would have"
-            )
-        self._registry.load("residual", state["residuals"])
-        self._registry.load("velocity", state.get("velocities", {}))
-        self._iteration = int(state["iteration"]) - 1
-        saved = state.get("plan")
+        check_state(state, ("iteration", "residuals"), STATE_VERSION, self.seed)
+        iteration = saved_count(state["iteration"], "iteration")
+        kinds = {
+            "residual": saved_tensors(state["residuals"], "residuals"),
+            "velocity": saved_tensors(state.get("velocities", {}), "velocities"),
+        }
+        plan = saved_plan(state.get("plan"))
+        # All is checked before anything is changed.
+        for kind, saved in kinds.items():
+            self._registry.check(kind, saved)
+        for kind, saved in kinds.items():
+            self._registry.load(kind, saved)
+        self._iteration = iteration - 1
         # A measured plan goes on, so that the same buckets are compressed as before.
-        if isinstance(saved, Mapping) and isinstance(self.plan, Plan):
-            profile = Profile.from_dict(saved["profile"])
-            if profile.ranks == self.plan.profile.ranks:
-                self.plan = Plan(profile, tuple(saved["codecs"]))
-                self._choices.clear()
+        if (
+            plan is not None
+            and isinstance(self.plan, Plan)
+            and plan.profile.ranks == self.plan.profile.ranks
+        ):
+            self.plan = plan
+            self._choices.clear()
 
     def trace(self, path: str | os.PathLike[str]) -> None:
         """Writes the latest stages of every bucket as a trace for Perfetto or chrome://tracing.
@@ -441,6 +442,7 @@ class HiPressState:
 
     def close(self) -> None:
         """Stops the workers and gives the process groups back; it is of no use afterwards."""
+        self._closed = True
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.close()
