@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from kingpin_ray import MLP, GroupedEstimator, Linear, Logistic, Ridge
 from kingpin_ray._driver import make_chunks
 from kingpin_ray._gap import fit_split
+from kingpin_ray._prepare import prepare
 from tests.kingpin_ray.data import FEATURES, grouped_frame
 
 
@@ -64,7 +66,8 @@ def test_split_groups_equal_whole_ones(
         fallback=None,
     )  # fmt: skip
     whole = estimator.fit(frame)
-    run = estimator._prepare(frame, None, None, 4, None)
+    with ExitStack() as session:
+        run = prepare(estimator, frame, None, None, 4, session)
     (chunk,) = make_chunks(run.frame.counts)
     team = Threads(world)
     with ThreadPoolExecutor(world) as pool:
