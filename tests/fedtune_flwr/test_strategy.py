@@ -1,3 +1,5 @@
+"""The wrapper around a strategy; past 500 lines, since all cases share its clients and grid."""
+
 import logging
 import math
 

@@ -1,4 +1,8 @@
-"""The search itself: ask for a trial, tell its outcome, recommend; or `run` it all."""
+"""The search itself: ask for a trial, tell its outcome, recommend; or `run` it all.
+
+Longer than the house's 500 lines because the loop of `run`, with trials side by side, and the
+state that `ask`, `tell` and `resume` share must be read together: money is counted in both.
+"""
 
 import math
 import os
