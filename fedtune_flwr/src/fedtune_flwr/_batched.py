@@ -1,9 +1,9 @@
 """The built-in local training of many clients under many candidate settings at once.
 
 One *lane* is one client in one run. Parameters of all lanes are stacked along a leading dimension;
-`torch.func.vmap` runs the forward pass of every lane together and one ordinary backward pass
-through the sum of their losses gives every lane its own gradient. Lanes are sorted by their number
-of steps, so that those still running are always the first so many.
+`torch.func.vmap` runs the forward pass of every lane together and one ordinary backward pass, from
+the gradient of the losses with respect to the logits, gives every lane its own gradient. Lanes are
+sorted by their number of steps, so that those still running are always the first so many.
 
 Shapes: R runs, L lanes, A lanes still running, B examples of the largest batch, C classes.
 """
@@ -41,21 +41,24 @@ def can_batch(task: ProxyTask) -> bool:
     )
 
 
-def simulate_batched(task: ProxyTask, runs: Sequence[Run], rounds: int) -> np.ndarray:
-    """The same scores as `simulate`, float64 of shape (R, rounds), up to rounding."""
+def simulate_batched(
+    task: ProxyTask, runs: Sequence[Run], rounds: int, scored: int | None = None
+) -> np.ndarray:
+    """The same scores as `simulate`, float64 of shape (R, scored), up to rounding."""
+    last = rounds if scored is None else scored
     parts = []
     group: list[Run] = []
     for run in runs:
         if group and (len(group) + 1) * run[0].per_round > MAX_LANES:
-            parts.append(_simulate_group(task, group, rounds))
+            parts.append(_simulate_group(task, group, rounds, last))
             group = []
         group.append(run)
     if group:
-        parts.append(_simulate_group(task, group, rounds))
-    return np.concatenate(parts) if parts else np.zeros((0, rounds))
+        parts.append(_simulate_group(task, group, rounds, last))
+    return np.concatenate(parts) if parts else np.zeros((0, last))
 
 
-def _simulate_group(task: ProxyTask, runs: Sequence[Run], rounds: int) -> np.ndarray:
+def _simulate_group(task: ProxyTask, runs: Sequence[Run], rounds: int, last: int) -> np.ndarray:
     import torch
 
     model = task.model_fn()
@@ -64,14 +67,15 @@ def _simulate_group(task: ProxyTask, runs: Sequence[Run], rounds: int) -> np.nda
     data = _Data(task, runs)
     state = {name: torch.stack([e.initial[name] for e, _ in runs]) for name in names}
     filled = [[_numbers(task, values) for values in c.values] for _, c in runs]
-    scores = np.zeros((len(runs), rounds))
+    scores = np.zeros((len(runs), last))
     for t in range(rounds):
         chosen = {id(e): e.chosen(t).tolist() for e, _ in runs}
         lanes = _Lanes(runs, filled, chosen, data, t)
         trained = _train_lanes(state, lanes, data, forward)
         state = _aggregate(state, trained, runs, chosen, lanes)
-        for r, accuracy in _accuracies(forward, state, runs):
-            scores[r, t] = accuracy
+        if t >= rounds - last:
+            for r, accuracy in _accuracies(forward, state, runs):
+                scores[r, t - rounds + last] = accuracy
     return scores
 
 
@@ -205,12 +209,9 @@ def _train_lanes(
         weight /= weight.sum(dim=1, keepdim=True)
         part = {n: v[:count].detach().requires_grad_() for n, v in parameters.items()}
         with torch.enable_grad():
-            logits = forward(part, data.x[index]) + adjustment[:count, None]
-            each = torch.nn.functional.cross_entropy(
-                logits.flatten(0, 1), data.y[index].flatten(), reduction="none"
-            )
-            loss = (each * weight.flatten()).sum()
-            gradients = torch.autograd.grad(loss, list(part.values()))
+            logits = forward(part, data.x[index])
+        residual = _residual(logits.detach() + adjustment[:count, None], data.y[index], weight)
+        gradients = torch.autograd.grad(logits, list(part.values()), residual)
         for name, gradient in zip(part, gradients, strict=True):
             value = parameters[name][:count]
             own = scalars[name]
@@ -226,6 +227,22 @@ def _train_lanes(
             value.sub_(own["lr"][:count] * update)
     back = torch.from_numpy(np.argsort(lanes.rank))
     return {name: value[back] for name, value in parameters.items()}
+
+
+def _residual(
+    logits_ABC: "torch.Tensor", y_AB: "torch.Tensor", weight_AB: "torch.Tensor"
+) -> "torch.Tensor":
+    """Gradient of the weighted cross-entropy with respect to the logits: softmax less one-hot.
+
+    Written out with the classes first, where torch's softmax is five times as fast as over a short
+    last dimension (measured for ten classes).
+    """
+    import torch
+
+    classes = logits_ABC.shape[-1]
+    residual_CN = torch.softmax(logits_ABC.reshape(-1, classes).t().contiguous(), dim=0)
+    residual_CN[y_AB.flatten(), torch.arange(residual_CN.shape[1])] -= 1
+    return (residual_CN * weight_AB.flatten()).t().reshape(logits_ABC.shape)
 
 
 def _aggregate(

@@ -79,9 +79,8 @@ def compare(
         fresh = [emulator.emulate(metrics, 5000 + i, fraction) for i in range(emulations)]
         runs = [(e, candidate(p, e)) for p in arms.values() for e in fresh]
         run = simulate_batched if can_batch(emulator.task) else simulate
-        curves = run(emulator.task, runs, rounds)
-    last = max(1, rounds // 5)
-    scores_AE = curves[:, -last:].mean(axis=1).reshape(len(arms), len(fresh))
+        curves = run(emulator.task, runs, rounds, max(1, rounds // 5))
+    scores_AE = curves.mean(axis=1).reshape(len(arms), len(fresh))
     result = []
     for name, own in zip(arms, scores_AE, strict=True):
         gap = scores_AE[0] - own

@@ -87,14 +87,23 @@ def aggregation_weights(log_weight: np.ndarray) -> np.ndarray:
 Run = tuple[Emulation, Candidate]
 
 
-def simulate(task: ProxyTask, runs: Sequence[Run], rounds: int) -> np.ndarray:
-    """Scores of each run after each round, float64 of shape (R, rounds).
+def simulate(
+    task: ProxyTask, runs: Sequence[Run], rounds: int, scored: int | None = None
+) -> np.ndarray:
+    """Scores of each run after each of the last rounds, float64 of shape (R, scored).
 
     A model whose parameters stop being finite keeps its last finite ones for the round.
+
+    Args:
+        task: how to train and score.
+        runs: what to train.
+        rounds: how long.
+        scored: rounds at the end after which models are scored; None scores after every one.
     """
     import torch
 
-    scores = np.zeros((len(runs), rounds))
+    last = rounds if scored is None else scored
+    scores = np.zeros((len(runs), last))
     model = task.model_fn()
     for r, (emulation, candidate) in enumerate(runs):
         state = {k: v.clone() for k, v in emulation.initial.items()}
@@ -109,8 +118,9 @@ def simulate(task: ProxyTask, runs: Sequence[Run], rounds: int) -> np.ndarray:
                     total[key] += float(weight) * value.to(torch.float64)
             if all(bool(torch.isfinite(v).all()) for v in total.values()):
                 state = {k: v.to(state[k].dtype) for k, v in total.items()}
-            model.load_state_dict(state)
-            scores[r, t] = _score(task, model, emulation)
+            if t >= rounds - last:
+                model.load_state_dict(state)
+                scores[r, t - rounds + last] = _score(task, model, emulation)
     return scores
 
 

@@ -199,7 +199,7 @@ class _Search:
         customize = self.customize
         runs = self.finalists * self.first + 2 * self.more
         search_budget = options.budget - runs / options.emulations
-        self._global_stage(proposer, 0.4 * search_budget if customize else search_budget)
+        self._global_stage(proposer, 0.5 * search_budget if customize else search_budget)
         if customize:
             self._policy_stage(proposer, search_budget)
         policy, gain = self._confirm(self._finalists(customize))
@@ -236,10 +236,18 @@ class _Search:
         room = max(1, int(budget - self.cost))
         seeds = [self.cube.point(base, s) for s in self.cube.suggestions()][:room]
         self.progress(f"policy search over {len(self.cube.pairs)} slopes: {room} runs")
-        self._evaluate(proposer, "prior", np.stack(seeds), 1.0)
+        means = self._evaluate(proposer, "prior", np.stack(seeds), 1.0)
+        # All on the same emulations, so a mere difference says much. Where every rule loses to no
+        # rule, a better setting for all is the likelier find; slopes are still tried in between.
+        hopeful = float(means.max()) > self._best(1, customizes=False)[0].score
+        stages = ["policy"] if hopeful else ["global", "global", "policy"]
+        turn = 0
         while self.cost + 1 <= budget:
             count = min(self.batch, int(budget - self.cost))
-            self._evaluate(proposer, "policy", self._ask(proposer, count, {}), 1.0)
+            stage = stages[turn % len(stages)]
+            held = self.cube.no_slopes() if stage == "global" else {}
+            self._evaluate(proposer, stage, self._ask(proposer, count, held), 1.0)
+            turn += 1
 
     def _finalists(self, customize: bool) -> list[Finalist]:
         plain = [
@@ -389,8 +397,8 @@ class _Search:
         run = simulate_batched if self.batched else simulate
         last = max(1, rounds // 5)
         runs = [(e, candidate(p, e)) for p in policies for e in emulations]
-        curves = run(self.emulator.task, runs, rounds)
-        scores = curves[:, -last:].mean(axis=1).reshape(len(policies), len(emulations))
+        curves = run(self.emulator.task, runs, rounds, last)
+        scores = curves.mean(axis=1).reshape(len(policies), len(emulations))
         # A user's score may be NaN for a model that diverged; that is the worst there is.
         finite = scores[np.isfinite(scores)]
         worst = float(finite.min()) if len(finite) else 0.0
