@@ -278,6 +278,26 @@ def test_files_read_by_tasks_give_the_same_models_and_each_byte_is_read_once(
 
 
 @pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("plan", ["grouped", "data"])
+def test_files_stay_with_the_workers_that_read_them_when_groups_are_split(
+    ray: Any, parquet: tuple[pd.DataFrame, str], plan: str
+) -> None:
+    frame, path = parquet
+    giant = frame.assign(key=frame.key.where(frame.key < "g005", "giant"))
+    for j, part in enumerate(np.array_split(np.arange(len(giant)), 3)):
+        giant.iloc[part].to_parquet(Path(path).parent / f"{'abc'[j]}.parquet", row_group_size=400)
+    options: dict[str, Any] = {"param_grid": {"C": [0.1, 1.0]}, "cv": 2}
+    here = task(Logistic(), "label", **{**options, "plan": "local"}).fit(giant)
+    there = task(Logistic(), "label", **{**options, "plan": plan}).fit(path)
+    plans = {row["key"]: row["plan"] for row in there.results_.to_pylist()}
+    assert plans["giant"] == plan
+    assert plans["g001"] == ("task" if plan == "grouped" else "data")
+    np.testing.assert_allclose(here.predict_proba(giant), there.predict_proba(giant), atol=1e-6)
+    needed = Files(path, ["key", "label", *FEATURES]).column_bytes()
+    assert needed <= there.bytes_read_ <= 1.01 * needed
+
+
+@pytest.mark.usefixtures("small_chunks")
 def test_ray_datasets_are_taken(ray: Any, parquet: tuple[pd.DataFrame, str]) -> None:
     frame, path = parquet
     data = ray.data.read_parquet(str(Path(path).parent)).drop_columns(["unused"])

@@ -269,6 +269,30 @@ def test_results_have_a_row_per_group_configuration_and_fold() -> None:
     assert (results.plan == "local").all()
 
 
+def test_random_search_draws_settings_by_seed(tmp_path: Any) -> None:
+    from scipy.stats import loguniform
+
+    frame = grouped_frame(n_groups=5)
+    search = {"param_grid": {"alpha": loguniform(1e-3, 1e3)}, "n_iter": 6, "cv": 3}
+    options = {"target": "value", "random_state": 3, **search}
+    model = fitted(frame, Ridge(), store=tmp_path / "s", **options)
+    settings = model._served.configs
+    assert len(settings) == 6
+    assert all(1e-3 <= setting["alpha"] <= 1e3 for setting in settings)
+    assert fitted(frame, Ridge(), **options)._served.configs == settings
+    other = fitted(frame, Ridge(), **{**options, "random_state": 4})
+    assert other._served.configs != settings
+    # The draws are tried as a grid of the same settings is.
+    grid = [{name: [value] for name, value in setting.items()} for setting in settings]
+    same = fitted(frame, Ridge(), target="value", random_state=3, cv=3, param_grid=grid)
+    assert same.results_.drop(["seconds"]).equals(model.results_.drop(["seconds"]))
+    again = GroupedEstimator.load(tmp_path / "s")
+    assert again.best_params_ == model.best_params_
+    assert len(again.explain()) > 0
+    few = fitted(frame, Ridge(), target="value", param_grid={"alpha": [1, 2]}, n_iter=9, cv=2)
+    assert len(few._served.configs) == 2
+
+
 def test_key_columns_named_like_result_columns_stay_apart() -> None:
     frame = grouped_frame(n_groups=3).rename(columns={"key": "score"})
     model = fitted(frame, by="score")

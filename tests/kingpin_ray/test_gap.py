@@ -38,7 +38,7 @@ def test_split_groups_equal_whole_ones(ray: Any) -> None:
 
 
 def test_only_giant_groups_are_split(ray: Any) -> None:
-    frame = grouped_frame(n_groups=8, rows=(20, 40))
+    frame = grouped_frame(n_groups=12, rows=(200, 300))
     frame.loc[frame.key > "g002", "key"] = "giant"
     model = GroupedEstimator(Ridge(), "key", "value", FEATURES, plan="grouped", random_state=0).fit(
         frame

@@ -1,31 +1,89 @@
 """Plans, predictions of cost, and serving."""
 
 import pickle
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from kingpin_ray import GBDT, GroupedEstimator, Linear, Logistic, Ridge, _plan, calibrate
+from kingpin_ray import (
+    GBDT,
+    MLP,
+    GroupedEstimator,
+    Linear,
+    Logistic,
+    Ridge,
+    _costs,
+    _plan,
+    calibrate,
+)
+from kingpin_ray._engine import Task
 from tests.kingpin_ray.data import FEATURES, grouped_frame
 
 
-def test_ray_is_started_only_where_it_saves_time() -> None:
-    assert _plan.choose(1.0, ray_running=False, num_actors=8) == "local"
-    assert _plan.choose(100.0, ray_running=False, num_actors=8) == "task"
-    assert _plan.choose(3.0, ray_running=False, num_actors=2) == "local"
-    assert _plan.choose(3.0, ray_running=True, num_actors=2) == "task"
-    assert _plan.choose(1e9, ray_running=True, num_actors=1) == "local"
+def planned(
+    model: Any, counts: list[int], workers: int, running: bool = False, configs: int = 1
+) -> _plan.Assignment:
+    task = Task(model, ({},) * configs, None, "r2", 2, "local")
+    possible = _plan.walls(task, np.array(counts), 20, 0, workers, running)
+    return _plan.assign("auto", possible)
+
+
+# A ridge of 20 features costs 0.36 s for a million rows.
+MILLION = 1_000_000
+PLANS = [
+    ("small data never starts Ray", Ridge(), [500] * 2000, 8, False, "local", 0),
+    ("much work does", Ridge(), [MILLION] * 100, 8, False, "task", 0),
+    ("one worker gains nothing", Ridge(), [MILLION] * 1000, 1, True, "local", 0),
+    ("a giant is split", Ridge(), [100 * MILLION, *[MILLION] * 40], 8, True, "grouped", 1),
+    ("two giants are", Ridge(), [90 * MILLION, 80 * MILLION, *[1000] * 9], 8, True, "grouped", 2),
+    ("one group alone too", Ridge(), [100 * MILLION], 8, True, "data", 1),
+    ("trees never", GBDT(objective="regression"), [2 * MILLION, MILLION], 8, True, "task", 0),
+    ("half a worker's share is no giant", Ridge(), [MILLION] * 160, 8, True, "task", 0),
+    ("networks pay for each step", MLP(), [50_000, *[5000] * 9], 2, True, "task", 0),
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "counts", "workers", "running", "plan", "split"),
+    [case[1:] for case in PLANS],
+    ids=[case[0] for case in PLANS],
+)
+def test_auto_takes_the_plan_that_ends_first(
+    model: Any, counts: list[int], workers: int, running: bool, plan: str, split: int
+) -> None:
+    found = planned(model, counts, workers, running)
+    assert (found.plan, found.split) == (plan, split)
+
+
+@settings(max_examples=60)
+@given(
+    counts=st.lists(st.integers(0, 50 * MILLION), min_size=1, max_size=30),
+    workers=st.integers(1, 32),
+    running=st.booleans(),
+)
+def test_auto_is_never_predicted_to_be_slower_than_whole_groups(
+    counts: list[int], workers: int, running: bool
+) -> None:
+    task = Task(Logistic(), ({},), None, "accuracy", 2, "local")
+    possible = _plan.walls(task, np.array(counts), 5, 2, workers, running)
+    found = _plan.assign("auto", possible)
+    assert found.seconds <= min(possible["local"].seconds, possible["task"].seconds)
+    assert 0 <= found.split <= len(counts)
+    assert (found.plan == "data") == (found.split == len(counts))
 
 
 @pytest.mark.parametrize("model", [Linear(), Logistic(), GBDT(n_estimators=5)], ids=repr)
 def test_calibration_is_measured_and_used(model: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_plan, "_measured", {})
-    before = _plan.predicted_seconds(model, np.array([1000]), 20, 1)
+    monkeypatch.setattr(_costs, "_measured", {})
+    before = _costs.fit_seconds(model, np.array([1000]), 20, 1).sum()
     costs = calibrate(model, n_features=5)
     assert costs.row_s > 0
     assert costs.group_s > 0
-    after = _plan.predicted_seconds(model, np.array([1000]), 20, 1)
+    after = _costs.fit_seconds(model, np.array([1000]), 20, 1).sum()
     assert after == pytest.approx(1000 * costs.row_s * 24 + costs.group_s)
     assert after != before
 
@@ -35,13 +93,17 @@ def test_explain_sets_prediction_against_measurement() -> None:
     model = GroupedEstimator(
         Ridge(), "key", "value", FEATURES, {"alpha": [0.1, 1.0]}, cv=3, plan="local"
     ).fit(frame)
-    table = model.explain()
-    assert table.column("groups").to_numpy().sum() == 30
-    assert table.column("rows").to_numpy().sum() == len(frame)
-    measured = table.column("measured_seconds").to_numpy()
-    assert measured.sum() == pytest.approx(model.results_.column("seconds").to_numpy().sum())
-    assert (table.column("predicted_seconds").to_numpy() > 0).all()
-    assert set(table.column("plan").to_pylist()) == {"local"}
+    *classes, whole = model.explain().to_pylist()
+    assert sum(row["groups"] for row in classes) == whole["groups"] == 30
+    assert sum(row["rows"] for row in classes) == whole["rows"] == len(frame)
+    measured = sum(row["measured_seconds"] for row in classes)
+    assert measured == pytest.approx(model.results_.column("seconds").to_numpy().sum())
+    assert all(row["predicted_seconds"] > 0 for row in classes)
+    assert {row["plan"] for row in classes} == {"local"}
+    assert whole["plan"] == "whole run"
+    assert whole["measured_seconds"] >= measured
+    predicted = sum(row["predicted_seconds"] for row in classes)
+    assert whole["predicted_seconds"] == pytest.approx(predicted)
 
 
 def test_batches_of_every_format_get_predictions() -> None:

@@ -38,6 +38,9 @@ class Rank:
         self.team.barrier.wait()
         return found
 
+    def __call__(self, values: np.ndarray) -> np.ndarray:
+        return self.add(values)
+
     def add(self, values: np.ndarray) -> np.ndarray:
         return np.asarray(sum(self.gather(values)))
 
@@ -49,6 +52,20 @@ CASES = [
     (Logistic(), "label", {"C": [0.1, 10.0]}, 1e-6),
     (Logistic(), "colour", None, 1e-6),
     (MLP((8,), lr=0.01, batch_size=16, epochs=3), "colour", None, 2e-3),
+    (
+        MLP(
+            (8,),
+            lr=0.05,
+            batch_size=16,
+            epochs=9,
+            early_stopping=True,
+            validation_fraction=0.3,
+            n_iter_no_change=2,
+        ),
+        "colour",
+        None,
+        5e-3,
+    ),
     (MLP((5,), epochs=2, loss="mse_loss"), "value", {"lr": [1e-3, 1e-2]}, 5e-3),
 ]
 

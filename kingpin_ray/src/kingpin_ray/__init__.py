@@ -5,6 +5,8 @@ __path__ = __import__("pkgutil").extend_path(__path__, __name__)
 from importlib.metadata import version as _version
 
 from kingpin_ray import models as models
+from kingpin_ray._costs import Costs as Costs
+from kingpin_ray._costs import calibrate as calibrate
 from kingpin_ray._errors import BadGroupError as BadGroupError
 from kingpin_ray._errors import EmptyDataError as EmptyDataError
 from kingpin_ray._errors import InputError as InputError
@@ -20,8 +22,6 @@ from kingpin_ray._errors import UnknownModelError as UnknownModelError
 from kingpin_ray._errors import UnknownScoringError as UnknownScoringError
 from kingpin_ray._errors import UnsupportedColumnError as UnsupportedColumnError
 from kingpin_ray._estimator import GroupedEstimator as GroupedEstimator
-from kingpin_ray._plan import Costs as Costs
-from kingpin_ray._plan import calibrate as calibrate
 from kingpin_ray.models._gbdt import GBDT as GBDT
 from kingpin_ray.models._linear import Linear as Linear
 from kingpin_ray.models._linear import Ridge as Ridge

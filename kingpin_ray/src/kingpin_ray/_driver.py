@@ -11,6 +11,7 @@ import numpy as np
 
 from kingpin_ray._engine import Outcome, Task, failed_outcome, fit_block
 from kingpin_ray._errors import ResourceError
+from kingpin_ray._plan import largest_first
 from kingpin_ray._session import actor_count, ray_session
 from kingpin_ray._shuffle import Shuffled
 from kingpin_ray._worker import Worker
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kingpin_ray._frame import Frame
+    from kingpin_ray._spill import Spilled
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +57,7 @@ def make_chunks(counts: NDArray[np.int64]) -> list[Chunk]:
     They depend on the data alone, never on the number of workers: a group always meets the same
     neighbours, so its result has the same bytes under every plan and after every restart.
     """
-    order = np.lexsort((np.arange(len(counts)), -counts))
+    order = largest_first(counts)
     cost = counts[order] + _ROWS_PER_GROUP
     low, high = _CHUNK_ROWS
     size = int(np.clip(cost.sum() // _CHUNKS, low, high))
@@ -77,7 +79,9 @@ def remaining(chunks: list[Chunk], outcomes: list[Outcome]) -> list[Chunk]:
     return left
 
 
-def run_local(frame: Frame, chunks: list[Chunk], task: Task) -> Iterator[tuple[Chunk, Outcome]]:
+def run_local(
+    frame: Frame | Spilled, chunks: list[Chunk], task: Task
+) -> Iterator[tuple[Chunk, Outcome]]:
     """Yields each chunk trained in this process."""
     from threadpoolctl import threadpool_limits
 
@@ -103,7 +107,7 @@ def run_task(
     """
     task = replace(task, plan="task")
     with ray_session(num_actors) as ray:
-        if isinstance(frame, Shuffled):
+        if isinstance(frame, Shuffled) and not frame.scattered:
             frame.scatter(chunks)
         count = actor_count(ray, num_actors, len(chunks))
         pool = _Pool(ray, count)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,21 +15,21 @@ from sklearn.utils.validation import check_is_fitted
 
 from kingpin_ray import _plan
 from kingpin_ray._assemble import assemble
-from kingpin_ray._driver import make_chunks, remaining, run_local, run_task
+from kingpin_ray._blocks import offsets_of
+from kingpin_ray._driver import make_chunks, remaining
 from kingpin_ray._errors import InputError, ParameterError, StoreError
 from kingpin_ray._fallback import add_fallback
-from kingpin_ray._frame import Columns, Frame, layout, numeric_column, target_values
-from kingpin_ray._inputs import codes_of, key_columns, one_column
+from kingpin_ray._frame import Columns, Frame, held_truth, layout, numeric_column
+from kingpin_ray._inputs import key_columns, one_column
+from kingpin_ray._keys import encode
 from kingpin_ray._parameters import as_model, task_of
-from kingpin_ray._prepare import open_data, predicted_seconds, prepare
+from kingpin_ray._prepare import open_data, prepare
 from kingpin_ray._progress import Progress
 from kingpin_ray._result_table import raise_bad, with_keys
 from kingpin_ray._run import Run, adopt, set_names
+from kingpin_ray._schedule import assignment_of, run_chunks
 from kingpin_ray._scoring import scorer
 from kingpin_ray._serving import BatchPredictor
-from kingpin_ray._session import ray_is_running
-from kingpin_ray._shuffle import Shuffled
-from kingpin_ray._split_driver import run_grouped, run_split
 from kingpin_ray._store import Store, restore_model, understood
 from kingpin_ray._views import Estimators
 from kingpin_ray.models._base import Naming
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kingpin_ray._engine import Outcome
+    from kingpin_ray._plan import Assignment
 
 
 def _predicts_classes(estimator: GroupedEstimator) -> bool:
@@ -88,6 +88,9 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
         num_actors: Ray actors of one CPU each; None for all free CPUs.
         random_state: seed of folds and of models that draw numbers; None draws a fresh one.
         progress: whether to show a bar when standard error is a terminal.
+        n_iter: settings to draw at random (by `random_state`) from `param_grid`, whose values may
+            then be distributions with a method `rvs`, as of
+            `sklearn.model_selection.RandomizedSearchCV`; None to try the whole grid.
 
     Attributes:
         results_: Arrow table, a row per group, configuration and fold, and one with fold null for
@@ -125,6 +128,7 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
         num_actors: int | None = None,
         random_state: int | None = None,
         progress: bool = True,
+        n_iter: int | None = None,
     ) -> None:
         self.model = model
         self.by = by
@@ -141,6 +145,7 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
         self.num_actors = num_actors
         self.random_state = random_state
         self.progress = progress
+        self.n_iter = n_iter
 
     def fit(self, X: Any, y: Any = None, groups: Any = None) -> GroupedEstimator:
         """Trains every group and returns itself.
@@ -160,9 +165,11 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
         """
         with ExitStack() as session:
             run = prepare(self, X, y, groups, self.random_state, session)
-            if self.store is not None:
-                Store(self.store).begin(run.about(self))
-            return self._train(run, [], None if self.store is None else Store(self.store))
+            assignment = assignment_of(self.plan, run, self.num_actors)
+            store = None if self.store is None else Store(self.store)
+            if store is not None:
+                store.begin(run.about(self, assignment))
+            return self._train(run, [], store, assignment)
 
     def resume(
         self,
@@ -204,7 +211,9 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
                 )
             if manifest["complete"]:
                 return adopt(self, kept, trust)
-            return self._train(run, kept.outcomes(trust), kept)
+            before = manifest.get("assignment")
+            assignment = assignment_of(self.plan, run, self.num_actors, before)
+            return self._train(run, kept.outcomes(trust), kept, assignment)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes all models, keys and results to a new folder.
@@ -237,27 +246,15 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
             made = cls(model, **manifest["estimator"])
         return adopt(made, kept, trust)
 
-    def _train(self, run: Run, outcomes: list[Outcome], store: Store | None) -> GroupedEstimator:
+    def _train(
+        self, run: Run, outcomes: list[Outcome], store: Store | None, assignment: Assignment
+    ) -> GroupedEstimator:
         frame, task = run.frame, run.task
-        predicted = predicted_seconds(task, frame.counts, len(run.layout.features))
-        plan = _plan.check_plan(self.plan)
-        if isinstance(frame, Shuffled):
-            plan = "task"
+        if not isinstance(frame, Frame):
             self.bytes_read_ = frame.bytes_read
-        elif plan == "auto":
-            plan = _plan.choose(predicted, ray_is_running(), self.num_actors)
+        began = time.perf_counter()
         chunks = remaining(make_chunks(frame.counts), outcomes)
-        if plan == "local" and isinstance(frame, Frame):
-            done = run_local(frame, chunks, task)
-        elif plan in ("data", "grouped") and isinstance(frame, Frame):
-            if plan == "data" and not task.model.splits:
-                raise ParameterError(
-                    f"plan='data': {type(task.model).__name__} needs whole groups; use 'task'"
-                )
-            run_rows = run_split if plan == "data" else run_grouped
-            done = run_rows(frame, chunks, replace(task, plan=plan), self.num_actors)
-        else:
-            done = run_task(frame, chunks, task, self.num_actors)
+        done = run_chunks(assignment, run, chunks, self.num_actors)
         outcomes = list(outcomes)
         waiting: list[Outcome] = []
         written = time.monotonic()
@@ -278,17 +275,19 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
             served.skipped = served.slot < 0
         add_fallback(served, frame, task, results, self.fallback)
         self.results_ = with_keys(results, frame, task, self.by)
-        self.plan_ = plan
+        self.plan_ = assignment.plan
+        self._walls = (assignment.seconds, time.perf_counter() - began)
         self._served = served
         self._layout = run.layout
         self._groups_apart = run.groups_apart
-        self._about = run.about(self)
+        self._about = run.about(self, assignment)
         set_names(self, run.n_features_in, naming)
         if store is not None:
             store.finish(self._about, served, self.results_)
         return self
 
-    def _raw(self, X: Any, groups: Any) -> tuple[NDArray[np.float64], Columns]:
+    def _raw(self, X: Any, groups: Any) -> tuple[NDArray[np.float64], Columns, list[pa.Array]]:
+        """Returns values or probabilities, the data, and the key columns."""
         check_is_fitted(self, "_served")
         data, _ = open_data(self, X, reset=False)
         parts, served = self._layout, self._served
@@ -316,7 +315,8 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
             )
         plain = [k.combine_chunks() if isinstance(k, pa.ChunkedArray) else k for k in keys]
         classes = served.naming.classes
-        return served.predict(matrix, plain, 0 if classes is None else len(classes)), data
+        found = served.predict(matrix, plain, 0 if classes is None else len(classes))
+        return found, data, plain
 
     def predict(self, X: Any, groups: Any = None) -> NDArray[Any]:
         """Returns (N,) predictions of each row by its group's model.
@@ -329,7 +329,7 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
             UnknownGroupError: rows belong to groups without a model, and there is no fallback.
             InputError: a column is missing or cannot be used.
         """
-        raw, _ = self._raw(X, groups)
+        raw = self._raw(X, groups)[0]
         classes = self._served.naming.classes
         return raw if classes is None else classes[raw.argmax(axis=1)]
 
@@ -356,17 +356,43 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
         """
         return self._raw(X, groups)[0]
 
-    def score(self, X: Any, y: Any = None, groups: Any = None) -> float:
-        """Returns the score over all rows under `scoring` (accuracy or r2 by default)."""
-        raw, data = self._raw(X, groups)
+    def score(self, X: Any, y: Any = None, groups: Any = None, *, average: str = "rows") -> float:
+        """Returns the score under `scoring` (accuracy or r2 by default).
+
+        Rows without a target are left out, as in `fit`.
+
+        Args:
+            X: as for `predict`.
+            y: (N,) target; None to take the column `target`.
+            groups: keys, if the model was fitted with `groups`.
+            average: "rows" scores all rows together; "groups" is the plain mean of the scores of
+                the groups, in which a small group counts as much as a large one.
+
+        Raises:
+            ParameterError: `average` is neither.
+            InputError: there is no target, or it cannot be used.
+        """
+        if average not in ("rows", "groups"):
+            raise ParameterError(f"average={average!r}: choose 'rows' or 'groups'")
+        raw, data, keys = self._raw(X, groups)
+        if y is None and self._layout.target is None:
+            raise InputError("y: the model was fitted with y apart; give the true y to score")
+        if y is None:
+            layout(data.names, None, self._layout.target, None)
+        name = "y" if y is not None else str(self._layout.target)
         column = one_column(y, "y") if y is not None else data.get(self._layout.target)
+        if len(column) != len(raw):
+            raise InputError(f"y has {len(column)} entries for {len(raw)} rows of X")
         classes = self._served.naming.classes
-        _, score_of = scorer(self.scoring, classes is not None)
-        if classes is None:
-            truth: NDArray[Any] = target_values(column, "y")
-        else:
-            truth = codes_of(column, classes)
-        return float(score_of(truth, raw, np.array([0, len(truth)]))[0])
+        known, score_of = scorer(self.scoring, classes is not None)
+        truth, kept = held_truth(column, name, classes, known)
+        owner = np.zeros(len(raw), np.int64)
+        if average == "groups":
+            owner, _ = encode(keys, [str(j) for j in range(len(keys))])
+        order = np.flatnonzero(kept)[np.argsort(owner[kept], kind="stable")]
+        sizes = np.bincount(owner[kept])
+        scores = score_of(truth[order], raw[order], offsets_of(sizes[sizes > 0]))
+        return float(np.nanmean(scores))
 
     def as_map_batches(self, *, proba: bool = False) -> BatchPredictor:
         """Returns a function for `ray.data.Dataset.map_batches(..., batch_format="pyarrow")`.
@@ -381,7 +407,9 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
         """Returns what was predicted and what was measured, by plan and size of group.
 
         Columns: plan, rows_from (groups of that many rows up to four times as many), groups, rows,
-        predicted_seconds and measured_seconds of one core. `calibrate` improves the prediction.
+        predicted_seconds and measured_seconds: of one core, or of all workers together for groups
+        that were split. A last row, plan "whole run", has the wall seconds on which the plan was
+        chosen (not after `load`). `calibrate` improves the prediction.
         """
         check_is_fitted(self, "_served")
         keys = [str(name) for name in self.results_.column_names]
@@ -389,7 +417,15 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
         group = self._served.keys.lookup([self.results_.column(j) for j in range(at)])
         rows = self.results_.select(["fold", "status", "n_rows", "seconds", "plan"])
         rows = rows.append_column("group", pa.array(group))
-        return _plan.explain(rows, task_of(self), len(self._layout.features))
+        classes = self._served.naming.classes
+        return _plan.explain(
+            rows,
+            task_of(self, self._about["seed"]),
+            len(self._layout.features),
+            0 if classes is None else len(classes),
+            _plan.count_workers(self.num_actors),
+            getattr(self, "_walls", None),
+        )
 
     @property
     def estimators_(self) -> Mapping[Any, Any]:

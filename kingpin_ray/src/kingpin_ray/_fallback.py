@@ -18,8 +18,8 @@ from kingpin_ray._keys import encode
 from kingpin_ray._served import MISSING
 
 if TYPE_CHECKING:
+    from kingpin_ray._parts import Parts
     from kingpin_ray._served import Served
-    from kingpin_ray._shuffle import Shuffled
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ GLOBAL_ROWS = 200_000
 
 def add_fallback(
     served: Served,
-    frame: Frame | Shuffled,
+    frame: Frame | Parts,
     task: Task,
     results: pa.Table,
     fallback: str | None,
@@ -77,7 +77,7 @@ def _append(served: Served, stack: dict[str, np.ndarray], config: int) -> int:
     return first
 
 
-def _add_global(served: Served, frame: Frame | Shuffled, task: Task, config: int) -> None:
+def _add_global(served: Served, frame: Frame | Parts, task: Task, config: int) -> None:
     usable = int(frame.counts.sum())
     positions = np.arange(usable)
     if usable > GLOBAL_ROWS:

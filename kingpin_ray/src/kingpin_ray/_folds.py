@@ -9,17 +9,22 @@ from __future__ import annotations
 import math
 import numbers
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kingpin_ray._blocks import ranges
 from kingpin_ray._errors import ParameterError
 from kingpin_ray._hashes import mix
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from kingpin_ray._blocks import Block
+
+    Add = Callable[[NDArray[Any]], NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -65,9 +70,69 @@ def parse_cv(cv: object, n_configs: int) -> Split | None:
 
 def fold_of_row(block: Block, split: Split) -> NDArray[np.int64]:
     """Returns (N,) the fold in which each row is held out; rows never held out get -1."""
-    ordinal = block.ordinals()
+    return _folds_at(block.ordinals(), np.repeat(block.seeds, block.counts), split)
+
+
+def _folds_at(
+    ordinal: NDArray[np.int64], seeds: NDArray[np.uint64], split: Split
+) -> NDArray[np.int64]:
     period = np.uint64(split.period)
     lap = (ordinal // split.period).astype(np.uint64)
-    shift = mix(np.repeat(block.seeds, block.counts) + lap * np.uint64(0x9E3779B97F4A7C15))
+    shift = mix(seeds + lap * np.uint64(0x9E3779B97F4A7C15))
     fold = ((ordinal.astype(np.uint64) + shift % period) % period).astype(np.int64)
     return np.where(fold < split.n_folds, fold, -1)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Rows of a block that early stopping watches.
+
+    Attributes:
+        order: (N,) row numbers, each group's held-out rows last.
+        middle: (G,) where in `order` those begin.
+        first: (G,) training rows of each group that earlier workers hold.
+        trained: (G,) training rows of each group, over all workers.
+        watched: (G,) held-out rows of each group, over all workers; 0 where none could be spared.
+    """
+
+    order: NDArray[np.int64]
+    middle: NDArray[np.int64]
+    first: NDArray[np.int64]
+    trained: NDArray[np.int64]
+    watched: NDArray[np.int64]
+
+
+def hold_out(block: Block, share: float, add: Add | None = None) -> HeldOut:
+    """Returns a share of each group's rows to watch; 0 for none.
+
+    A group that is too small, or whose other rows would be of one class, holds nothing out.
+
+    Args:
+        block: the rows that are here.
+        share: part of the rows.
+        add: sums an array over all workers, where each holds some rows of a group.
+    """
+    add = add or (lambda values: values)
+    order = np.arange(len(block.y))
+    total = add(block.counts)
+    nothing = np.zeros(block.n_groups, np.int64)
+    if share <= 0:
+        return HeldOut(order, block.offsets[1:].copy(), block.first, total, nothing)
+    split = Split(1, max(2, round(1 / share)))
+    held = fold_of_row(block, split) == 0
+    owner = block.group_of_row()
+    watched = add(np.bincount(owner[held], minlength=block.n_groups))
+    few = total - watched < 2
+    if block.n_classes:
+        cells = (owner * block.n_classes + block.y.astype(np.int64))[~held]
+        kept = np.bincount(cells, minlength=block.n_groups * block.n_classes)
+        few |= (add(kept).reshape(block.n_groups, -1) > 0).sum(axis=1) < 2
+    held &= ~few[owner]
+    order = np.lexsort((held, owner))
+    middle = block.offsets[1:] - np.bincount(owner[held], minlength=block.n_groups)
+    earlier = np.repeat(np.arange(block.n_groups), block.first)
+    ordinal = ranges(nothing, block.first)
+    before = _folds_at(ordinal, np.repeat(block.seeds, block.first), split) == 0
+    first = block.first - np.bincount(earlier[before], minlength=block.n_groups) * ~few
+    watched = np.where(few, 0, watched)
+    return HeldOut(order, middle, first, total - watched, watched)

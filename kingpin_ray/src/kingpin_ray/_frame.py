@@ -15,11 +15,11 @@ from kingpin_ray._errors import (
     EmptyDataError,
     InputError,
     MissingColumnError,
-    MixedTypesError,
     ParameterError,
     UnsupportedColumnError,
 )
 from kingpin_ray._hashes import row_hashes
+from kingpin_ray._inputs import arrow_of
 from kingpin_ray._keys import KeyTable, encode, plain_column
 
 if TYPE_CHECKING:
@@ -59,17 +59,9 @@ def columns_of(data: Any) -> Columns:
         return Columns(tuple(table.column_names), table.num_rows, table.column)
     if hasattr(data, "iloc") and hasattr(data, "columns"):
         _no_twins(list(data.columns))
-
-        def from_pandas(name: Any) -> Any:
-            try:
-                return pa.Array.from_pandas(data[name])
-            except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-                raise MixedTypesError(
-                    f"column {name!r} holds values of several types ({error}); "
-                    "convert it to one type first"
-                ) from error
-
-        return Columns(tuple(data.columns), len(data), from_pandas)
+        return Columns(
+            tuple(data.columns), len(data), lambda name: arrow_of(data[name], f"column {name!r}")
+        )
     raise InputError(
         f"data of type {type(data).__name__} is not understood; give a pandas DataFrame, an Arrow "
         "table, a Ray Dataset, a Parquet path or glob, or X, y and groups"
@@ -78,7 +70,7 @@ def columns_of(data: Any) -> Columns:
 
 def array_columns(X: NDArray[np.generic]) -> Columns:
     """Returns a view of an (N, D) array whose columns are named by their numbers."""
-    return Columns(tuple(range(X.shape[1])), len(X), lambda j: pa.array(X[:, j]))
+    return Columns(tuple(range(X.shape[1])), len(X), lambda j: arrow_of(X[:, j], f"column {j}"))
 
 
 def _no_twins(names: Sequence[Any]) -> None:
@@ -227,6 +219,42 @@ def target_classes(column: Any, name: Any) -> tuple[NDArray[np.int64], NDArray[A
     rank[-1] = -1
     codes = pc.fill_null(coded.indices, -1).to_numpy(zero_copy_only=False)
     return rank[codes], classes
+
+
+def held_truth(
+    column: Any, name: str, classes: NDArray[Any] | None, scoring: str
+) -> tuple[NDArray[np.generic], NDArray[np.bool_]]:
+    """Returns the true values or class codes of rows to score, and which rows have one.
+
+    Args:
+        column: Arrow array.
+        name: how an error names it.
+        classes: the classes of training; None for regression.
+        scoring: accuracy alone can score a class that was not in training: as an error.
+
+    Raises:
+        InputError: no row has a target, or a class is new.
+    """
+    if classes is None:
+        values = target_values(column, name)
+        kept = ~np.isnan(values)
+        codes: NDArray[np.generic] = values
+    else:
+        known = {label: code for code, label in enumerate(classes.tolist())}
+        labels = plain_column(column, name).to_pylist()
+        kept = np.array([label is not None for label in labels], bool)
+        place = np.array([known.get(label, -1) for label in labels], np.int64)
+        codes, new = place, kept & (place < 0)
+        if new.any() and scoring != "accuracy":
+            raise InputError(
+                f"{name}: the class {labels[int(np.flatnonzero(new)[0])]!r} was not in training; "
+                f"scoring={scoring!r} cannot score it, 'accuracy' counts it as wrong"
+            )
+    if not kept.any():
+        raise EmptyDataError(
+            f"{name} is missing in all {len(kept)} rows; there is nothing to score"
+        )
+    return codes, kept
 
 
 @dataclass(frozen=True)

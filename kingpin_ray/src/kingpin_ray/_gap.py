@@ -21,29 +21,32 @@ from kingpin_ray._engine import Choice, Outcome, Task, choose, finish, screen
 from kingpin_ray._errors import MissingDependencyError
 from kingpin_ray._folds import fold_of_row
 from kingpin_ray._scoring import scorer
+from kingpin_ray._shuffle import join_pieces
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kingpin_ray._blocks import Block
+    from kingpin_ray._shuffle import Header
 
 TIMEOUT_S = 120.0
 """A worker that hears nothing for so long gives up; the driver then rebuilds the group."""
 
 
 class Exchange:
-    """Sums and gathers over all workers, by gloo.
+    """Sums and gathers over all workers, by gloo or NCCL.
 
     Args:
         rank: this worker's number.
         world: workers.
         address: "host:port" where worker 0 listens.
+        backend: "gloo", or "nccl" where every worker has a GPU of its own.
 
     Raises:
         MissingDependencyError: PyTorch is not installed.
     """
 
-    def __init__(self, rank: int, world: int, address: str) -> None:
+    def __init__(self, rank: int, world: int, address: str, backend: str = "gloo") -> None:
         try:
             import torch
             from torch import distributed
@@ -52,37 +55,55 @@ class Exchange:
                 "splitting groups over workers needs PyTorch: pip install 'kingpin-ray[torch]'"
             ) from error
         self._torch, self._dist = torch, distributed
+        # Ray shows each worker its own GPU alone, so that is number 0.
+        self._device = torch.device("cuda:0" if backend == "nccl" else "cpu")
         self.rank, self.world = rank, world
         self.count = 0
         self.sent_bytes = 0
         distributed.init_process_group(
-            "gloo",
+            backend,
             init_method=f"tcp://{address}",
             rank=rank,
             world_size=world,
             timeout=timedelta(seconds=TIMEOUT_S),
         )
 
+    def __call__(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Returns what `add` returns: models take an exchange as the function that sums."""
+        return self.add(values)
+
+    def tensor(self, values: Any) -> None:
+        """Sums a tensor over all workers in place, the same bytes on each.
+
+        NCCL takes a tensor where it is, gloo sums on the CPU.
+        """
+        here = values if values.is_contiguous() else values.contiguous()
+        here = here.to(self._device)
+        self._dist.all_reduce(here)
+        if here is not values:
+            values.copy_(here)
+        self.count += 1
+        self.sent_bytes += values.nbytes
+
     def add(self, values: NDArray[Any]) -> NDArray[Any]:
         """Returns the sum of an array over all workers, the same bytes on each."""
-        tensor = self._torch.from_numpy(np.array(values, order="C"))
-        self._dist.all_reduce(tensor)
-        self.count += 1
-        self.sent_bytes += tensor.nbytes
-        return np.asarray(tensor.numpy())
+        found = self._torch.from_numpy(np.array(values, order="C"))
+        self.tensor(found)
+        return np.asarray(found.numpy())
 
     def gather(self, values: NDArray[Any]) -> list[NDArray[Any]]:
         """Returns every worker's array, by rank; they may differ in their first length."""
         torch = self._torch
-        length = torch.zeros(self.world, dtype=torch.int64)
+        length = torch.zeros(self.world, dtype=torch.int64, device=self._device)
         length[self.rank] = len(values)
         self._dist.all_reduce(length)
+        length = length.cpu()
         padded = np.zeros((int(length.max()), *values.shape[1:]), values.dtype)
         padded[: len(values)] = values
-        mine = torch.from_numpy(padded)
+        mine = torch.from_numpy(padded).to(self._device)
         found = [torch.empty_like(mine) for _ in range(self.world)]
         self._dist.all_gather(found, mine)
-        return [t.numpy()[: int(n)] for t, n in zip(found, length, strict=True)]
+        return [t.cpu().numpy()[: int(n)] for t, n in zip(found, length, strict=True)]
 
     def close(self) -> None:
         """Leaves the group."""
@@ -104,9 +125,9 @@ class SplitWorker:
             probe.bind((host, 0))
             return f"{host}:{probe.getsockname()[1]}"
 
-    def join(self, rank: int, world: int, address: str) -> int:
+    def join(self, rank: int, world: int, address: str, backend: str) -> int:
         """Enters the group and returns the process id."""
-        self._exchange = Exchange(rank, world, address)
+        self._exchange = Exchange(rank, world, address, backend)
         return os.getpid()
 
     def fit(self, block: Block, task: Task) -> tuple[Outcome | None, dict[str, float]]:
@@ -121,6 +142,12 @@ class SplitWorker:
             "seconds": time.perf_counter() - began,
         }
         return (outcome if self._exchange.rank == 0 else None), cost
+
+    def fit_pieces(
+        self, task: Task, header: Header, *pieces: Any
+    ) -> tuple[Outcome | None, dict[str, float]]:
+        """As `fit`, of rows that come as some parts of the data."""
+        return self.fit(join_pieces(header, pieces), task)
 
     def leave(self) -> None:
         """Leaves the group."""
@@ -156,7 +183,7 @@ def fit_split(block: Block, task: Task, exchange: Exchange) -> Outcome:
             if not len(at):
                 continue
             train, test = train.select(at), test.select(at)
-            for c, fitted in enumerate(model.fit_split(train, task.configs, exchange.add)):
+            for c, fitted in enumerate(model.fit_split(train, task.configs, exchange)):
                 raw = model.predict(fitted.stack, test.X, test.group_of_row(), block.n_classes)
                 score = _score_all(test, raw, score_of, exchange)
                 for position, message in fitted.failed.items():
@@ -166,7 +193,7 @@ def fit_split(block: Block, task: Task, exchange: Exchange) -> Outcome:
         choice = choose(scores, failed, time.perf_counter() - began)
 
     def fit(some: Block, config: Any) -> Any:
-        fitted = model.fit_split(some, [config], exchange.add)[0]
+        fitted = model.fit_split(some, [config], exchange)[0]
         raw = model.predict(fitted.stack, some.X, some.group_of_row(), block.n_classes)
         return fitted, _score_all(some, raw, score_of, exchange)
 

@@ -2,19 +2,53 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from sklearn.utils.validation import column_or_1d
 
-from kingpin_ray._errors import InputError
+from kingpin_ray._errors import InputError, MixedTypesError, UnsupportedColumnError
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+
+def arrow_of(values: Any, what: str) -> pa.Array:
+    """Returns one column of user data as an Arrow array, NaN of pandas as null.
+
+    Args:
+        values: a pandas Series or a one-dimensional array.
+        what: how an error names it.
+
+    Raises:
+        MixedTypesError: it holds values of several types.
+        UnsupportedColumnError: it holds complex numbers or another type that Arrow lacks.
+    """
+    kind = getattr(values, "dtype", None)
+    if isinstance(kind, np.dtype) and kind.kind == "c":
+        raise UnsupportedColumnError(
+            f"{what}: Complex data not supported; give real numbers, for example the real and the "
+            "imaginary part as two columns"
+        )
+    if isinstance(kind, np.dtype) and not kind.isnative:
+        values = values.astype(kind.newbyteorder("="))
+    try:
+        return pa.array(values, from_pandas=True)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise MixedTypesError(
+            f"{what} holds values of several types ({error}); convert it to one type first"
+        ) from error
+    except pa.ArrowNotImplementedError as error:
+        raise UnsupportedColumnError(
+            f"{what} is of type {kind}, which is not supported ({error}); convert it to numbers, "
+            "strings or dates"
+        ) from error
 
 
 def one_column(values: Any, name: str) -> pa.Array:
+    """Returns y or groups as one Arrow column.
+
+    Raises:
+        InputError: it has another number of dimensions, or a type that cannot be used.
+    """
     if isinstance(values, (pa.Array, pa.ChunkedArray)):
         return values
     if isinstance(values, np.ma.MaskedArray) and values.ndim in (1, 2):
@@ -24,24 +58,27 @@ def one_column(values: Any, name: str) -> pa.Array:
             return _masked(values)
     try:
         array = np.asarray(values)
-        if array.ndim == 2 and array.shape[1] == 1:
-            array = column_or_1d(array, warn=True)
-        elif array.ndim != 1:
-            raise InputError(f"{name} has {array.ndim} dimensions; give one value for each row")
-        series = hasattr(values, "iloc") and array.ndim == getattr(values, "ndim", 1) == 1
-        return pa.array(values if series else array, from_pandas=True)
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise InputError(f"{name} holds values of several types: {error}") from error
+    except ValueError as error:
+        raise InputError(f"{name}: {error}; give one value for each row") from error
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = column_or_1d(array, warn=True)
+    elif array.ndim != 1:
+        raise InputError(f"{name} has {array.ndim} dimensions; give one value for each row")
+    series = hasattr(values, "iloc") and array.ndim == getattr(values, "ndim", 1) == 1
+    return arrow_of(values if series else array, name)
 
 
 def key_columns(groups: Any) -> list[pa.Array]:
+    """Returns `groups` as one Arrow column for each part of the key."""
+    if isinstance(groups, (pa.Table, pa.RecordBatch)):
+        return list(groups.columns)
     if hasattr(groups, "columns"):
-        return [pa.array(groups[name], from_pandas=True) for name in groups.columns]
+        return [arrow_of(groups[name], f"groups[{name!r}]") for name in groups.columns]
     if isinstance(groups, np.ma.MaskedArray) and groups.ndim == 2:
         return [_masked(groups[:, j]) for j in range(groups.shape[1])]
     array = groups if isinstance(groups, pa.Array) else np.asarray(groups)
     if isinstance(array, np.ndarray) and array.ndim == 2:
-        return [pa.array(array[:, j], from_pandas=True) for j in range(array.shape[1])]
+        return [arrow_of(array[:, j], "groups") for j in range(array.shape[1])]
     return [one_column(groups, "groups")]
 
 
@@ -49,9 +86,3 @@ def _masked(values: Any) -> pa.Array:
     """Returns a masked column with null for what is masked; NumPy would uncover it."""
     mask = np.ma.getmaskarray(values)
     return pa.array(np.ascontiguousarray(values.data), mask=mask, from_pandas=True)
-
-
-def codes_of(column: pa.Array, classes: NDArray[Any]) -> NDArray[np.int64]:
-    """Returns the code of each label; -1 for a label that was not in training."""
-    known = {label: code for code, label in enumerate(classes.tolist())}
-    return np.array([known.get(label, -1) for label in column.to_pylist()], np.int64)

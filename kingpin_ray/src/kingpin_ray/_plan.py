@@ -1,9 +1,8 @@
-"""Chooses where the groups are trained, from what a fit costs."""
+"""Chooses where each group is trained: here, whole on an actor, or split over all of them."""
 
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,38 +10,38 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kingpin_ray._blocks import Block, offsets_of
+from kingpin_ray._costs import ClusterCosts, exchange_seconds, fit_seconds
 from kingpin_ray._errors import ParameterError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kingpin_ray._engine import Task
-    from kingpin_ray.models._base import GroupModel
 
 PLANS = ("auto", "local", "task", "data", "grouped")
 
-# Measured on 2 idle cores: Ray up 2.7-3.7 s, its actors 1.3 s, its end 1.1 s.
-_RAY_START_S = 6.0
-_RAY_RUNNING_S = 0.5
 # Size classes of `explain` grow by this factor.
 _CLASS = 4
+# Splitting must promise this much less than the next best plan: it changes the last digits.
+_GAIN = 0.9
+# As many chunks of groups as `_driver.make_chunks` cuts, at most; each is its own round of sums.
+_CHUNKS = 32
+_BYTES = 8
 
 
 @dataclass(frozen=True)
-class Costs:
-    """What one fit costs on one core of this machine.
+class Assignment:
+    """Where the groups are trained.
 
     Attributes:
-        row_s: seconds per row and feature (with four more features for what is not per feature).
-        group_s: seconds per group on top of its rows.
+        plan: "local", "task", "data" or "grouped".
+        split: how many of the largest groups are split over all workers; all under "data".
+        seconds: predicted wall seconds.
     """
 
-    row_s: float
-    group_s: float
-
-
-_measured: dict[str, Costs] = {}
+    plan: str
+    split: int
+    seconds: float
 
 
 def check_plan(plan: object) -> str:
@@ -56,87 +55,125 @@ def check_plan(plan: object) -> str:
     return str(plan)
 
 
-def calibrate(model: GroupModel, n_features: int = 20, seed: int = 0) -> Costs:
-    """Measures what a fit of `model` costs here; `plan="auto"` and `explain` use it from then on.
+def largest_first(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns the groups in order of size, the largest first; equals in order of their keys."""
+    return np.lexsort((np.arange(len(counts)), -counts))
 
-    Many small groups of generated rows are fitted, then a few large ones; two measurements give
-    the two costs. It takes about a second for the linear models.
+
+def count_workers(num_actors: int | None) -> int:
+    """Returns how many actors there would be: `num_actors`, or the CPUs of Ray or this machine."""
+    if num_actors is not None:
+        return int(num_actors)
+    import sys
+
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        return max(1, int(ray.cluster_resources().get("CPU", 1)))
+    return os.cpu_count() or 1
+
+
+def fits_of(task: Task) -> int:
+    """Returns how often each group is fitted: every setting and fold, and the final model."""
+    return len(task.configs) * (task.split.n_folds if task.split else 0) + 1
+
+
+def walls(
+    task: Task,
+    counts: NDArray[np.int64],
+    n_features: int,
+    n_classes: int,
+    workers: int,
+    ray_running: bool,
+    cluster: ClusterCosts | None = None,
+) -> dict[str, Assignment]:
+    """Returns the best assignment of each plan that is possible, with its predicted seconds.
+
+    Under "grouped", every number of split groups is tried that a fair placement could want: the
+    largest groups, as long as one of them alone takes longer than its share of the workers.
+    """
+    cluster = cluster or ClusterCosts()
+    spent = fit_seconds(task.model, counts, n_features, fits_of(task))
+    total = float(spent.sum())
+    found = {"local": Assignment("local", 0, total)}
+    start = cluster.running_s if ray_running else cluster.start_s
+    start += float(counts.sum()) * _BYTES * (n_features + 1) * cluster.ship_s
+    order = largest_first(counts)
+    largest = spent[order]
+    longest = float(largest[0]) if len(largest) else 0.0
+    found["task"] = Assignment("task", 0, start + max(longest, total / workers))
+    if not task.model.splits or workers < 2 or not len(counts):
+        return found
+    exchange = exchange_seconds(
+        task.model, counts, n_features, n_classes, fits_of(task), workers, cluster
+    )[order]
+    shared = np.maximum.accumulate(exchange[:, 0])
+    own = np.cumsum(exchange[:, 1])
+    split = np.cumsum(largest)
+
+    def wall(k: int) -> float:
+        rest = float(largest[k]) if k < len(largest) else 0.0
+        whole = max(rest, (total - float(split[k - 1])) / workers)
+        chunks = 1 if k < _CHUNKS else min(_CHUNKS, len(largest))
+        sums = chunks * float(shared[k - 1]) + float(own[k - 1])
+        return start + cluster.team_s + float(split[k - 1]) / workers + sums + whole
+
+    useful = np.flatnonzero(largest * workers > total)
+    best = min(range(1, len(useful) + 1), key=wall, default=0)
+    if best and best < len(largest):
+        found["grouped"] = Assignment("grouped", best, wall(best))
+    found["data"] = Assignment("data", len(largest), wall(len(largest)))
+    return found
+
+
+def assign(plan: str, possible: dict[str, Assignment]) -> Assignment:
+    """Returns the assignment of a plan; "auto" is the one that is predicted to end first.
 
     Args:
-        model: the model, with the parameters it will be used with.
-        n_features: features of the generated rows.
-        seed: seed of the rows.
+        plan: one of PLANS.
+        possible: what `walls` returns.
     """
-    rng = np.random.default_rng(seed)
-    shapes = ((400, 25), (10, 4000))
-    seconds = []
-    for groups, rows in shapes:
-        X = rng.normal(size=(groups * rows, n_features))
-        signal = X[:, 0] + rng.normal(size=len(X))
-        y: NDArray[np.generic] = signal
-        if model.classifier:
-            y = (signal > 0).astype(np.int64)
-        zeros = np.zeros(groups, np.int64)
-        block = Block(
-            X, y, offsets_of(np.full(groups, rows)), np.arange(groups), zeros.astype(np.uint64),
-            2 if model.classifier else 0, zeros, zeros,
-        )  # fmt: skip
-        model.fit(block.select(np.arange(2)), [{}])  # libraries load outside the clock
-        began = time.perf_counter()
-        model.fit(block, [{}])
-        seconds.append(time.perf_counter() - began)
-    system = np.array([[groups * rows, groups] for groups, rows in shapes], float)
-    row, group = np.maximum(np.linalg.solve(system, np.array(seconds)), 1e-12)
-    costs = Costs(float(row) / (n_features + 4), float(group))
-    _measured[_name(model)] = costs
-    return costs
+    if plan == "grouped" and "grouped" not in possible:
+        return Assignment("grouped", 0, possible["task"].seconds)
+    if plan != "auto":
+        return possible[plan] if plan in possible else Assignment(plan, 0, float("nan"))
+    whole = min((possible["local"], possible["task"]), key=lambda a: a.seconds)
+    split = [possible[name] for name in ("grouped", "data") if name in possible]
+    best = min(split, key=lambda a: a.seconds, default=whole)
+    return best if best.seconds < _GAIN * whole.seconds else whole
 
 
-def _name(model: GroupModel) -> str:
-    return repr(model)
-
-
-def fit_seconds(
-    model: GroupModel, counts: NDArray[np.int64], n_features: int, fits: int
-) -> NDArray[np.float64]:
-    """Returns (G,) the seconds that one core needs for each group, fitted `fits` times."""
-    known = _measured.get(_name(model))
-    if known is not None:
-        row_s, group_s = known.row_s * (n_features + 4), known.group_s
-    else:
-        row_s, group_s = model.cost(n_features)
-    return np.asarray(fits * (counts * row_s + group_s))
-
-
-def predicted_seconds(
-    model: GroupModel, counts: NDArray[np.int64], n_features: int, fits: int
-) -> float:
-    """Returns the seconds one core needs for all groups, each fitted `fits` times."""
-    return float(fit_seconds(model, counts, n_features, fits).sum())
-
-
-def choose(seconds: float, ray_running: bool, num_actors: int | None) -> str:
-    """Returns "task" when Ray saves more time than it takes to start, else "local"."""
-    workers = num_actors or os.cpu_count() or 1
-    overhead = _RAY_RUNNING_S if ray_running else _RAY_START_S
-    return "task" if seconds > seconds / workers + overhead else "local"
-
-
-def explain(results: pa.Table, task: Task, n_features: int) -> pa.Table:
-    """Returns predicted and measured seconds by plan and size of group.
+def explain(
+    results: pa.Table,
+    task: Task,
+    n_features: int,
+    n_classes: int,
+    workers: int,
+    run: tuple[float, float] | None,
+) -> pa.Table:
+    """Returns predicted and measured seconds by plan and size of group, and of the whole run.
 
     Args:
         results: RESULT_FIELDS rows.
         task: what was done.
         n_features: features of the data.
+        n_classes: classes of the data; 0 for regression.
+        workers: actors that split groups shared.
+        run: predicted and measured wall seconds of the run, if known.
     """
     final = results.filter(pc.is_null(results.column("fold")))
     rows = final.column("n_rows").to_numpy()
     group = results.column("group").to_numpy()
     spent = np.bincount(group, results.column("seconds").to_numpy(), int(group.max()) + 1)
-    fits = len(task.configs) * (task.split.n_folds if task.split else 0) + 1
     trained = np.isin(final.column("status").to_pylist(), ("ok", "not_converged"))
-    predicted = fit_seconds(task.model, rows, n_features, fits) * trained
+    predicted = fit_seconds(task.model, rows, n_features, fits_of(task)) * trained
+    split = np.isin(final.column("plan").to_pylist(), ("data", "grouped"))
+    if split.any() and workers > 1:
+        asked, own = exchange_seconds(
+            task.model, rows, n_features, n_classes, fits_of(task), workers, ClusterCosts()
+        ).T
+        # Groups that are split together share the asking.
+        shared = asked.max() * min(_CHUNKS, int(split.sum())) / split.sum()
+        predicted = np.where(split, predicted / workers + shared + own, predicted)
     size = np.floor(np.log(np.maximum(rows, 1)) / np.log(_CLASS)).astype(np.int64)
     table = pa.table(
         {
@@ -151,4 +188,8 @@ def explain(results: pa.Table, task: Task, n_features: int) -> pa.Table:
     names = ("groups", "rows", "predicted_seconds", "measured_seconds")
     found = table.group_by(["plan", "rows_from"]).aggregate([(name, "sum") for name in names])
     found = found.rename_columns(["plan", "rows_from", *names])
-    return found.sort_by([("plan", "ascending"), ("rows_from", "ascending")])
+    found = found.sort_by([("plan", "ascending"), ("rows_from", "ascending")])
+    if run is None:
+        return found
+    whole = [["whole run"], [None], [len(rows)], [int(rows.sum())], [run[0]], [run[1]]]
+    return pa.concat_tables([found, pa.table(whole, schema=found.schema)])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,10 +14,10 @@ from scipy.sparse import issparse
 from sklearn.utils.validation import check_array
 
 from kingpin_ray import _plan
-from kingpin_ray._errors import InputError, ParameterError
+from kingpin_ray._errors import EmptyDataError, InputError, ParameterError
 from kingpin_ray._frame import Columns, array_columns, build_frame, columns_of, layout
 from kingpin_ray._inputs import key_columns, one_column
-from kingpin_ray._parameters import task_of
+from kingpin_ray._parameters import seed_of, task_of
 from kingpin_ray._run import Run
 from kingpin_ray._session import actor_count, ray_is_running, ray_session
 from kingpin_ray._shuffle import Shuffled
@@ -27,13 +30,19 @@ from kingpin_ray._source import (
     is_path,
     read_paths,
 )
+from kingpin_ray._spill import Spilled
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
 
-    from numpy.typing import NDArray
-
     from kingpin_ray._engine import Task
+
+
+# Files whose wanted columns take more than this part of the free memory are spilled: compressed
+# columns grow several times when they are read.
+_MEMORY_SHARE = 8
+_SPILL_BYTES = 32 << 20
+_TYPICAL_ROWS = 500
 
 
 def open_data(estimator: Any, X: Any, *, reset: bool) -> tuple[Columns, bool]:
@@ -50,7 +59,13 @@ def open_data(estimator: Any, X: Any, *, reset: bool) -> tuple[Columns, bool]:
         return columns_of(X), False  # raises, naming what is allowed
     if isinstance(X, np.ma.MaskedArray) and X.dtype.kind in "biuf":
         X = np.where(np.ma.getmaskarray(X), np.nan, X.data)
-    array = check_array(X, ensure_all_finite=False, dtype="numeric", estimator=estimator)
+    try:
+        array = check_array(X, ensure_all_finite=False, dtype="numeric", estimator=estimator)
+    except ValueError as error:
+        raise InputError(
+            f"X: {error} A pandas frame, an Arrow table, a Ray Dataset or a Parquet path will do "
+            "as well as an array of rows and columns"
+        ) from error
     if not reset and array.shape[1] != estimator.n_features_in_:
         raise InputError(
             f"X has {array.shape[1]} features, but {type(estimator).__name__} is expecting "
@@ -85,16 +100,15 @@ def prepare(
         ParameterError: a parameter has a value that is not allowed.
         InputError: the data cannot be used.
     """
-    task = task_of(estimator)
-    if seed is None:
-        seed = int(np.random.default_rng().integers(2**31))
+    seed = seed_of(seed)
+    task = task_of(estimator, seed)
     if (
         y is None
         and groups is None
         and estimator.target is not None
         and (is_path(X) or is_dataset(X))
     ):
-        run = _prepare_parts(estimator, X, task, int(seed), session)
+        run = _prepare_parts(estimator, X, task, seed, session)
         if run is not None:
             return run
     data, features_only = open_data(estimator, X, reset=True)
@@ -113,46 +127,60 @@ def prepare(
         None if y is None else one_column(y, "y"),
         None if groups is None else key_columns(groups),
         task.model.classifier,
-        int(seed),
+        seed,
     )
+    task = _bound(task, parts.features, frame.classes)
     return Run(
         task=task,
         frame=frame,
         layout=parts,
         groups_apart=groups is not None,
-        seed=int(seed),
+        seed=seed,
         n_features_in=len(data.names) if features_only else len(parts.features),
         paths=expand(X) if is_path(X) else None,
     )
 
 
 def _prepare_parts(estimator: Any, X: Any, task: Task, seed: int, session: ExitStack) -> Run | None:
-    """Returns a run whose data is read by Ray tasks; None when it should be read here."""
-    if (
-        _plan.check_plan(estimator.plan) not in ("auto", "task")
-        or estimator.fallback == "parent"
-        or not estimator.by
-    ):
+    """Returns a run whose data is read in parts; None when it is read here and kept in memory."""
+    plan = _plan.check_plan(estimator.plan)
+    if estimator.fallback == "parent" or estimator.by is None:
         return None
     files = None
     if is_path(X):
         files = Files(X, _needed(estimator))
         names, rows = files.columns, files.n_rows
+    elif plan == "local":
+        return None
     else:
         names, rows = list(X.columns()), X.count()
+    if rows == 0:
+        raise EmptyDataError("the data has 0 rows; at least one sample is required")
     parts = layout(names, estimator.by, estimator.target, estimator.features)
-    if estimator.plan == "auto" and files is not None:
-        seconds = predicted_seconds(task, np.array([rows]), len(parts.features))
-        small = files.column_bytes() < available_memory() // 8
-        if small and _plan.choose(seconds, ray_is_running(), estimator.num_actors) == "local":
+    spills = False
+    if files is not None and (plan == "local" or (plan == "auto" and not _ray_pays(
+        estimator, task, rows, len(parts.features)
+    ))):  # fmt: skip
+        spills = files.column_bytes() > available_memory() // _MEMORY_SHARE
+        if not spills:
             return None
-    ray = session.enter_context(ray_session(estimator.num_actors))
     columns = [*parts.by, parts.target, *parts.features]
-    if files is not None:
-        pieces: list[Any] = list(files.parts(2 * actor_count(ray, estimator.num_actors, 1 << 30)))
+    frame: Shuffled | Spilled
+    if spills and files is not None:
+        folder = tempfile.mkdtemp(prefix="kingpin-")
+        session.callback(shutil.rmtree, folder, ignore_errors=True)
+        count = -(-files.column_bytes() // _SPILL_BYTES)
+        frame = Spilled(folder, files.parts(count), columns, parts, task.model.classifier, seed)
     else:
-        pieces = X.select_columns(columns).to_arrow_refs()
-    frame = Shuffled(ray, pieces, columns, parts, task.model.classifier, seed)
+        ray = session.enter_context(ray_session(estimator.num_actors))
+        workers = actor_count(ray, estimator.num_actors, 1 << 30)
+        pieces: list[Any] = (
+            list(files.parts(2 * workers))
+            if files is not None
+            else X.select_columns(columns).to_arrow_refs()
+        )
+        frame = Shuffled(ray, pieces, columns, parts, task.model.classifier, seed)
+    task = _bound(task, parts.features, frame.classes)
     return Run(
         task=task,
         frame=frame,
@@ -164,7 +192,16 @@ def _prepare_parts(estimator: Any, X: Any, task: Task, seed: int, session: ExitS
     )
 
 
-def predicted_seconds(task: Task, counts: NDArray[np.int64], features: int) -> float:
-    """Returns the seconds of one core that all fits of a task are predicted to take."""
-    fits = len(task.configs) * (task.split.n_folds if task.split else 0) + 1
-    return _plan.predicted_seconds(task.model, counts, features, fits)
+def _bound(task: Task, features: tuple[Any, ...], classes: Any) -> Task:
+    """Returns a task whose model knows its columns and can learn the classes that are there."""
+    model = task.model.bound(features)
+    model.check_classes(0 if classes is None else len(classes))
+    return replace(task, model=model)
+
+
+def _ray_pays(estimator: Any, task: Task, rows: int, features: int) -> bool:
+    """Returns whether Ray is predicted to save time; the groups are not known yet."""
+    counts = np.full(max(rows // _TYPICAL_ROWS, 1), min(rows, _TYPICAL_ROWS))
+    workers = _plan.count_workers(estimator.num_actors)
+    possible = _plan.walls(task, counts, features, 2, workers, ray_is_running())
+    return possible["task"].seconds < possible["local"].seconds

@@ -14,10 +14,10 @@ from kingpin_ray._errors import BadGroupError
 
 if TYPE_CHECKING:
     from kingpin_ray._frame import Frame
-    from kingpin_ray._shuffle import Shuffled
+    from kingpin_ray._parts import Parts
 
 
-def with_keys(results: pa.Table, frame: Frame | Shuffled, task: Task, by: Any) -> pa.Table:
+def with_keys(results: pa.Table, frame: Frame | Parts, task: Task, by: Any) -> pa.Table:
     group = results.column("group")
     names = [
         str(b)
@@ -37,7 +37,7 @@ def with_keys(results: pa.Table, frame: Frame | Shuffled, task: Task, by: Any) -
     return pa.table(columns)
 
 
-def raise_bad(results: pa.Table, frame: Frame | Shuffled) -> None:
+def raise_bad(results: pa.Table, frame: Frame | Parts) -> None:
     status = np.array(results.column("status").to_pylist(), object)
     fold = results.column("fold").is_null().to_numpy(zero_copy_only=False)
     bad = np.flatnonzero(fold & ~np.isin(status, SERVED))

@@ -12,9 +12,13 @@ from kingpin_ray._frame import Layout
 from kingpin_ray._store import describe_model, restore_model
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kingpin_ray._engine import Task
     from kingpin_ray._frame import Frame
+    from kingpin_ray._plan import Assignment
     from kingpin_ray._shuffle import Shuffled
+    from kingpin_ray._spill import Spilled
     from kingpin_ray._store import Store
     from kingpin_ray.models._base import Naming
 
@@ -51,7 +55,7 @@ class Run:
     """
 
     task: Task
-    frame: Frame | Shuffled
+    frame: Frame | Shuffled | Spilled
     layout: Layout
     groups_apart: bool
     seed: int
@@ -75,7 +79,7 @@ class Run:
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
 
-    def about(self, estimator: Any) -> dict[str, Any]:
+    def about(self, estimator: Any, assignment: Assignment) -> dict[str, Any]:
         """Returns what the manifest of a store says of the run.
 
         Raises:
@@ -85,7 +89,7 @@ class Run:
         return {
             "model": describe_model(self.task.model),
             "configs": [dict(config) for config in self.task.configs],
-            "estimator": {name: params[name] for name in _KEPT_PARAMETERS},
+            "estimator": {name: params[name] for name in _KEPT_PARAMETERS} | self._searched(params),
             "features": list(self.layout.features),
             "by": list(self.layout.by),
             "target": self.layout.target,
@@ -94,7 +98,14 @@ class Run:
             "seed": self.seed,
             "paths": self.paths,
             "fingerprint": self.fingerprint(),
+            "assignment": {"plan": assignment.plan, "split": assignment.split},
         }
+
+    def _searched(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the grid of a random search as its draws: distributions cannot be written."""
+        if params["n_iter"] is None:
+            return {}
+        return {"param_grid": [{k: [v] for k, v in c.items()} for c in self.task.configs]}
 
 
 def set_names(estimator: Any, n_features_in: int, naming: Naming) -> None:

@@ -120,7 +120,7 @@ def scorer(name: str | None, classifier: bool) -> tuple[str, Scorer]:
     """
     table = CLASSIFICATION if classifier else REGRESSION
     chosen = name if name is not None else next(iter(table)) if not classifier else "accuracy"
-    if chosen not in table:
+    if not isinstance(chosen, str) or chosen not in table:
         kind = "classifier" if classifier else "regressor"
         raise UnknownScoringError(
             f"scoring={name!r} is not known for a {kind}; choose one of {', '.join(sorted(table))}"

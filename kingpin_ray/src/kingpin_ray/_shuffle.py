@@ -12,13 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 
 from kingpin_ray._blocks import Block, group_order, offsets_of
-from kingpin_ray._errors import EmptyDataError
-from kingpin_ray._frame import Frame, Layout, build_frame, columns_of
-from kingpin_ray._keys import KeyTable, encode
-from kingpin_ray._source import Part, read_part
+from kingpin_ray._parts import Parts, Summary, load_part
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,51 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kingpin_ray._driver import Chunk
-
-
-@dataclass(frozen=True)
-class Summary:
-    """What the driver learns of a part.
-
-    Attributes:
-        keys: key table of the part.
-        counts: (groups,) usable rows.
-        n_dropped: (groups,) rows without a target.
-        classes: classes of the part; None for regression.
-        class_counts: what `Frame.class_counts` returns.
-        row_sums: what `Frame.row_sums` returns.
-        bytes_read: bytes taken from files.
-    """
-
-    keys: KeyTable
-    counts: NDArray[np.int64]
-    n_dropped: NDArray[np.int64]
-    classes: NDArray[Any] | None
-    class_counts: NDArray[np.int64]
-    row_sums: NDArray[np.uint64]
-    bytes_read: int
-
-
-def load_part(
-    part: Part | pa.Table, columns: list[str], layout: Layout, classifier: bool
-) -> tuple[Summary, Frame]:
-    """Returns a part's summary and its rows, in group order through an index."""
-    bytes_read = 0
-    if isinstance(part, Part):
-        table, bytes_read = read_part(part, columns)
-    else:
-        table = part.select(columns)
-    frame = build_frame(columns_of(table), layout, None, None, classifier, 0, allow_empty=True)
-    summary = Summary(
-        frame.keys,
-        frame.counts,
-        frame.n_dropped,
-        frame.classes,
-        frame.class_counts(),
-        frame.row_sums(),
-        bytes_read,
-    )
-    return summary, frame
+    from kingpin_ray._frame import Frame, Layout
 
 
 def split_part(
@@ -114,10 +66,15 @@ class Header:
     seeds: NDArray[np.uint64]
     n_dropped: NDArray[np.int64]
     n_classes: int
+    first: NDArray[np.int64]
+    features: int
 
 
 def join_pieces(header: Header, pieces: Sequence[Any]) -> Block:
     """Returns the block of a chunk from its pieces, rows in the order of the files."""
+    if not pieces:  # more workers than parts
+        nothing = np.zeros((0, header.features)), np.zeros(0)
+        pieces = [(np.zeros(0, np.int64), *nothing)]
     ids = np.concatenate([piece[0] for piece in pieces])
     X = np.concatenate([piece[1] for piece in pieces])
     y = np.concatenate([piece[2] for piece in pieces])
@@ -136,11 +93,11 @@ def join_pieces(header: Header, pieces: Sequence[Any]) -> Block:
         seeds=header.seeds,
         n_classes=header.n_classes,
         n_dropped=header.n_dropped,
-        first=np.zeros(len(header.groups), np.int64),
+        first=header.first,
     )
 
 
-class Shuffled:
+class Shuffled(Parts):
     """Training data that lives in Ray's object store; stands in for a `Frame` on the driver.
 
     Args:
@@ -172,52 +129,14 @@ class Shuffled:
             summaries: list[Summary] = ray.get([summary for summary, _ in pairs])
         except ray.exceptions.RayTaskError as error:
             raise error.as_instanceof_cause() from None
-        stacked = pa.concat_tables([s.keys.table for s in summaries], promote_options="permissive")
-        ids, self.keys = encode(stacked.columns, summaries[0].keys.names)
-        bounds = offsets_of(np.array([len(s.keys) for s in summaries]))
-        self._ids = [ids[bounds[p] : bounds[p + 1]] for p in range(len(summaries))]
-        groups = len(self.keys)
-        self.counts = np.bincount(
-            ids, np.concatenate([s.counts for s in summaries]), groups
-        ).astype(np.int64)
-        self.n_dropped = np.bincount(
-            ids, np.concatenate([s.n_dropped for s in summaries]), groups
-        ).astype(np.int64)
-        self._rows = offsets_of(np.array([int(s.counts.sum()) for s in summaries]))
-        if not self._rows[-1]:
-            raise EmptyDataError(
-                f"target={layout.target!r} is missing in all rows; there is nothing to train on"
-            )
-        self.seeds = self.keys.seeds(random_state)
-        self.classes: NDArray[Any] | None = None
-        self._codes: list[NDArray[np.int64] | None] = [None] * len(summaries)
-        self._class_counts = np.zeros((groups, 0), np.int64)
-        self._row_sums = np.zeros((groups, 1), np.uint64)
-        if classifier:
-            self._merge_classes(summaries)
-        else:
-            for part_ids, summary in zip(self._ids, summaries, strict=True):
-                self._row_sums[part_ids] += summary.row_sums
-        self.bytes_read = sum(s.bytes_read for s in summaries)
+        super().__init__(summaries, layout, classifier, random_state)
+        self._features = len(layout.features)
         self._pieces: list[list[Any]] = []
 
-    def _merge_classes(self, summaries: Sequence[Summary]) -> None:
-        known = [s.classes for s in summaries if s.classes is not None and len(s.classes)]
-        self.classes = np.unique(np.concatenate(known))
-        shape = (len(self.keys), len(self.classes))
-        self._class_counts = np.zeros(shape, np.int64)
-        self._row_sums = np.zeros(shape, np.uint64)
-        for p, summary in enumerate(summaries):
-            assert summary.classes is not None
-            code = np.searchsorted(self.classes, summary.classes)
-            self._codes[p] = np.append(code, -1)  # -1 stays -1
-            cells = np.ix_(self._ids[p], code)
-            self._class_counts[cells] += summary.class_counts
-            self._row_sums[cells] += summary.row_sums
-
-    def row_sums(self) -> NDArray[np.uint64]:
-        """Returns what `Frame.row_sums` returns for the same rows."""
-        return self._row_sums
+    @property
+    def scattered(self) -> bool:
+        """Whether the parts are split by chunk already."""
+        return bool(self._pieces)
 
     def scatter(self, chunks: Sequence[Chunk]) -> None:
         """Splits every part by chunk; the parts themselves are let go."""
@@ -235,15 +154,28 @@ class Shuffled:
         self._pieces = [list(row) for row in zip(*columns, strict=True)]
         self._number = {chunk.number: c for c, chunk in enumerate(chunks)}
 
-    def arguments(self, chunk: Chunk) -> tuple[Any, ...]:
-        """Returns what `Worker.fit_pieces` takes for a chunk, after the task."""
+    def arguments(self, chunk: Chunk, number: int = 0, of: int = 1) -> tuple[Any, ...]:
+        """Returns what `fit_pieces` takes for a chunk, after the task.
+
+        Args:
+            chunk: its groups.
+            number: which of the workers that share the chunk; each holds the rows of some parts.
+            of: how many share it.
+        """
+        begin = len(self._ids) * number // of
+        end = len(self._ids) * (number + 1) // of
+        before = np.zeros(len(self.keys), np.int64)
+        for p in range(begin):
+            before[self._ids[p]] += self._part_counts[p]
         header = Header(
             chunk.groups,
             self.seeds[chunk.groups],
             self.n_dropped[chunk.groups],
             0 if self.classes is None else len(self.classes),
+            before[chunk.groups],
+            self._features,
         )
-        return (header, *self._pieces[self._number[chunk.number]])
+        return (header, *self._pieces[self._number[chunk.number]][begin:end])
 
     def block(self, groups: NDArray[np.int64]) -> Block:
         """Returns groups without their rows: enough to record that they failed."""
@@ -277,8 +209,3 @@ class Shuffled:
                 refs.append(take.remote(frame, mine, self._codes[p]))
         found = self._ray.get(refs)
         return np.concatenate([x for x, _ in found]), np.concatenate([y for _, y in found])
-
-    def only_class(self, group: int) -> int:
-        """Returns the class of a group that holds one class only, else -1."""
-        present = np.flatnonzero(self._class_counts[group])
-        return int(present[0]) if len(present) == 1 else -1

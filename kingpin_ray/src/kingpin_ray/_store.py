@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from kingpin_ray._engine import Outcome
-from kingpin_ray._errors import KingpinError, StoreError
+from kingpin_ray._errors import KingpinError, ParameterError, StoreError
 from kingpin_ray._keys import KeyTable, rebuild
 from kingpin_ray._served import Served
 from kingpin_ray.models._base import GroupModel, Naming
@@ -182,6 +182,8 @@ class Store:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        if not isinstance(path, (str, os.PathLike)):
+            raise ParameterError(f"store={path!r}: give the path of a folder")
         self.path = Path(path)
 
     @property

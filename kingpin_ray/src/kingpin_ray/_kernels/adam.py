@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import torch
 
+from kingpin_ray._kernels.networks import loss_sums
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -31,6 +33,7 @@ class Net(Protocol):
     """A network whose parameters are one flat vector."""
 
     size: int
+    loss: str
 
     def initial(self, seed: int) -> Tensor:
         """Returns (P,) fresh parameters."""
@@ -40,6 +43,21 @@ class Net(Protocol):
 
     def gradient(self, flat: Tensor, x: Tensor, y: Tensor, weight: Tensor, seed: int) -> Tensor:
         """Returns (M, P) gradients of the weighted sum of the rows' losses."""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Held-out rows of M models.
+
+    Attributes:
+        begin: (M,) where each model's held-out rows begin in X.
+        held: (M,) how many of them are here.
+        counts: (M,) how many there are, over all workers; 0 trains all epochs.
+    """
+
+    begin: NDArray[np.int64]
+    held: NDArray[np.int64]
+    counts: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -55,7 +73,9 @@ class Plan:
         lr: (M,) learning rate.
         decay: (M,) weight decay (added to the gradient, as `torch.optim.Adam` does).
         batch_size: rows of a minibatch.
-        epochs: passes over the rows.
+        epochs: passes over the rows, at most.
+        watch: rows to watch for early stopping; None for none.
+        patience: epochs without a lower watched loss after which a model stops.
     """
 
     counts: NDArray[np.int64]
@@ -67,6 +87,8 @@ class Plan:
     decay: NDArray[np.float64]
     batch_size: int
     epochs: int
+    watch: Watch | None = None
+    patience: int = 0
 
 
 def shuffled(seed: int, epoch: int, count: int) -> Tensor:
@@ -82,7 +104,7 @@ def train(
     plan: Plan,
     reduce: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
-    """Returns (M, P) trained parameters.
+    """Returns (M, P) trained parameters, on the device of X.
 
     Args:
         net: the network.
@@ -92,47 +114,109 @@ def train(
         reduce: sums a tensor over all workers in place, where rows are split; None where whole.
     """
     models = len(plan.counts)
-    result = torch.empty(models, net.size)
+    result = torch.empty(models, net.size, device=X.device)
     steps = plan.epochs * -(-plan.counts // plan.batch_size)
     order = np.argsort(-steps, kind="stable")
-    piece = models if reduce is not None else max(1, _MODEL_BYTES // (16 * net.size))
+    on_cpu = X.device.type == "cpu"
+    piece = max(1, _MODEL_BYTES // (16 * net.size)) if reduce is None and on_cpu else models
     for start in range(0, models, piece):
         at = order[start : start + piece]
-        result[torch.from_numpy(at)] = _train_piece(net, X, y, plan, at, steps[at], reduce)
+        found = _Piece(net, X, y, plan, at, reduce).run(steps[at])
+        result[torch.from_numpy(at).to(X.device)] = found
     return result
 
 
-def _train_piece(
-    net: Net,
-    X: Tensor,
-    y: Tensor,
-    plan: Plan,
-    at: NDArray[np.int64],
-    steps: NDArray[np.int64],
-    reduce: Callable[[Tensor], None] | None,
-) -> Tensor:
-    flat = torch.stack([net.initial(int(plan.seeds[m])) for m in at])
-    mean, square = torch.zeros_like(flat), torch.zeros_like(flat)
-    rate = torch.from_numpy(plan.lr[at].astype(np.float32))[:, None]
-    decay = torch.from_numpy(plan.decay[at].astype(np.float32))[:, None]
-    decays = bool((plan.decay[at] > 0).any())
-    batches = _Minibatches(plan, at)
-    for t in range(int(steps[0])):
-        active = int(np.searchsorted(-steps, -t, side="left"))
-        rows, weight, sizes = batches.at(t, active)
-        now = flat[:active]
-        gradient = net.gradient(now, X[rows], y[rows], weight, t)
-        if reduce is not None:
-            reduce(gradient)
+class _Piece:
+    """Models that are trained together, those with most steps first."""
+
+    def __init__(
+        self,
+        net: Net,
+        X: Tensor,
+        y: Tensor,
+        plan: Plan,
+        at: NDArray[np.int64],
+        reduce: Callable[[Tensor], None] | None,
+    ) -> None:
+        self.net, self.X, self.y, self.plan, self.reduce = net, X, y, plan, reduce
+        self.flat = torch.stack([net.initial(int(plan.seeds[m])) for m in at]).to(X.device)
+        self.mean, self.square = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
+        self.rate = torch.from_numpy(plan.lr[at].astype(np.float32))[:, None].to(X.device)
+        self.decay = torch.from_numpy(plan.decay[at].astype(np.float32))[:, None].to(X.device)
+        self.decays = bool((plan.decay[at] > 0).any())
+        self.batches = _Minibatches(plan, at)
+        self.model = at
+        # Which row of the result and of the minibatches each model here has; some leave early.
+        self.place = np.arange(len(at))
+        self.per_epoch = -(-plan.counts[at] // plan.batch_size)
+        self.result = self.flat.clone() if plan.watch is not None else self.flat
+        self.lowest = np.full(len(at), np.inf)
+        self.stale = np.zeros(len(at), np.int64)
+
+    def run(self, steps: NDArray[np.int64]) -> Tensor:
+        """Returns (M, P) parameters after `steps` (M,) steps, or of the lowest watched loss."""
+        for t in range(int(steps.max(initial=0))):
+            active = int(np.searchsorted(-steps[self.place], -t, side="left"))
+            if not active:
+                break
+            self._step(t, active)
+            if self.plan.watch is not None:
+                self._watch(t, active)
+        if self.plan.watch is not None:
+            lost = torch.from_numpy(np.isinf(self.lowest)).to(self.X.device)
+            self.result[lost] = torch.nan  # no epoch had a loss that is a number
+        return self.result
+
+    def _step(self, t: int, active: int) -> None:
+        device = self.X.device
+        rows, weight, sizes = (v.to(device) for v in self.batches.at(t, self.place[:active]))
+        now = self.flat[:active]
+        gradient = self.net.gradient(now, self.X[rows], self.y[rows], weight, t)
+        if self.reduce is not None:
+            self.reduce(gradient)
         gradient /= sizes[:, None]
-        if decays:
-            gradient += decay[:active] * now
-        m, v = mean[:active], square[:active]
+        if self.decays:
+            gradient += self.decay[:active] * now
+        m, v = self.mean[:active], self.square[:active]
         m.lerp_(gradient, 1 - _BETA1)
         v.mul_(_BETA2).addcmul_(gradient, gradient, value=1 - _BETA2)
         root = v.sqrt().div_((1 - _BETA2 ** (t + 1)) ** 0.5).add_(_EPS)
-        now.sub_(torch.div(m, root).mul_(rate[:active] / (1 - _BETA1 ** (t + 1))))
-    return flat
+        now.sub_(torch.div(m, root).mul_(self.rate[:active] / (1 - _BETA1 ** (t + 1))))
+
+    def _watch(self, t: int, active: int) -> None:
+        """Looks at the held-out loss of models that end an epoch; those that stall leave."""
+        watch = self.plan.watch
+        assert watch is not None
+        ends = np.flatnonzero((t + 1) % self.per_epoch[self.place[:active]] == 0)
+        if not len(ends):
+            return
+        models = self.model[self.place[ends]]
+        held = watch.held[models]
+        column = np.arange(max(int(held.max()), 1))
+        real = column < held[:, None]
+        rows = torch.from_numpy(watch.begin[models][:, None] + np.where(real, column, 0))
+        rows = rows.clamp_(max=len(self.X) - 1).to(self.X.device)
+        weight = torch.from_numpy(real.astype(np.float32)).to(self.X.device)
+        at = torch.from_numpy(ends).to(self.X.device)
+        out = self.net.forward(self.flat[at], self.X[rows])
+        sums = loss_sums(self.net.loss, out, self.y[rows], weight)
+        if self.reduce is not None:
+            self.reduce(sums)
+        loss = sums.cpu().numpy().astype(np.float64)
+        place = self.place[ends]
+        # Without rows to watch, the last parameters count as the best.
+        blind = watch.counts[models] == 0
+        better = blind | (loss < self.lowest[place])
+        self.lowest[place] = np.where(better, loss, self.lowest[place])
+        self.stale[place] = np.where(better, 0, self.stale[place] + 1)
+        chosen = torch.from_numpy(place[better]).to(self.X.device)
+        self.result[chosen] = self.flat[at[torch.from_numpy(better).to(self.X.device)]]
+        stalled = self.stale[self.place] >= self.plan.patience
+        if stalled.any():
+            kept = torch.from_numpy(np.flatnonzero(~stalled)).to(self.X.device)
+            self.place = self.place[~stalled]
+            for name in ("flat", "mean", "square", "rate", "decay"):
+                setattr(self, name, getattr(self, name)[kept])
 
 
 class _Minibatches:
@@ -175,11 +259,11 @@ class _Minibatches:
             total += len(here)
         self.rows = np.concatenate([*rows, np.zeros(1, np.int64)])
 
-    def at(self, t: int, active: int) -> tuple[Tensor, Tensor, Tensor]:
+    def at(self, t: int, place: NDArray[np.int64]) -> tuple[Tensor, Tensor, Tensor]:
         """Returns row numbers (M, B), their weight 1 or 0 (M, B), and minibatch sizes (M,)."""
-        count = self.count[:active, t]
+        count = self.count[place, t]
         column = np.arange(max(int(count.max()), 1))
         real = column < count[:, None]
-        rows = self.rows[self.start[:active, t, None] + np.where(real, column, 0)]
+        rows = self.rows[self.start[place, t, None] + np.where(real, column, 0)]
         weight = torch.from_numpy(real.astype(np.float32))
-        return torch.from_numpy(rows), weight, torch.from_numpy(self.size[:active, t])
+        return torch.from_numpy(rows), weight, torch.from_numpy(self.size[place, t])

@@ -24,6 +24,15 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
 }
 
 
+def loss_sums(loss: str, out: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    """Returns (M,) weighted sums of the losses of outputs (M, B, K)."""
+    if loss == "cross_entropy":
+        rows = functional.cross_entropy(out.transpose(1, 2), y, reduction="none")
+    else:
+        rows = LOSSES[loss](out.reshape(y.shape), y, reduction="none")
+    return (rows * weight).sum(dim=1)
+
+
 class Perceptron:
     """Linear layers with ReLU between them; derivatives written out, matrices batched over models.
 
@@ -118,7 +127,8 @@ class UserModule:
 
     def __init__(self, make: Callable[[], torch.nn.Module], loss: str) -> None:
         self.make = make
-        self.loss = LOSSES[loss]
+        self.loss = loss
+        self.loss_of = LOSSES[loss]
         self.classes = loss == "cross_entropy"
         with torch.random.fork_rng(devices=[]):
             self.skeleton = make()
@@ -159,7 +169,7 @@ class UserModule:
             out = self._call(one, x)
             if not self.classes:
                 out = out.reshape(y.shape)
-            return (self.loss(out, y, reduction="none") * weight).sum()
+            return (self.loss_of(out, y, reduction="none") * weight).sum()
 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

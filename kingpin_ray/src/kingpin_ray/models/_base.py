@@ -92,6 +92,13 @@ class GroupModel(BaseEstimator):  # type: ignore[misc]
     def validate(self, params: Mapping[str, Any]) -> None:
         """Raises ParameterError when a value is not allowed; the default allows everything."""
 
+    def bound(self, features: Sequence[Any]) -> GroupModel:
+        """Returns this model knowing the names of its columns; the default needs no names."""
+        return self
+
+    def check_classes(self, n_classes: int) -> None:
+        """Raises ParameterError unless the model can learn that many classes; 0 for values."""
+
     @property
     def splits(self) -> bool:
         """Whether a group's rows may be split over workers: the model has `fit_split`."""
@@ -113,6 +120,21 @@ class GroupModel(BaseEstimator):  # type: ignore[misc]
     def cost(self, n_features: int) -> tuple[float, float]:
         """Returns a guess at one fit's seconds per row and per group, on one core."""
         return 2e-7 * (n_features + 4), 1e-5
+
+    def exchanges(
+        self, counts: NDArray[np.int64], n_features: int, n_classes: int
+    ) -> tuple[Any, Any]:
+        """Returns how many sums over workers one split fit takes, and how many floats each sends.
+
+        Args:
+            counts: (G,) rows of each group.
+            n_features: features of the data.
+            n_classes: classes of the data; 0 for regression.
+
+        Returns:
+            Two numbers, or (G,) arrays of them: sums, and floats a group in each.
+        """
+        return 10, (n_features + 2) ** 2
 
     @abstractmethod
     def fit(self, block: Block, configs: Sequence[Mapping[str, Any]]) -> list[Fitted]:
@@ -178,6 +200,12 @@ class GroupModel(BaseEstimator):  # type: ignore[misc]
                     score[position] = np.nan
                 scores[at, c, f] = score
         return scores, failed
+
+
+def check_flag(owner: str, name: str, value: object) -> None:
+    """Raises ParameterError unless `value` is True or False."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise ParameterError(f"{owner}({name}={value!r}): give True or False")
 
 
 def linear_scores(

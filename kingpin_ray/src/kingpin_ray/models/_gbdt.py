@@ -9,7 +9,7 @@ import numpy as np
 from scipy.special import expit
 
 from kingpin_ray._errors import MissingDependencyError, ParameterError
-from kingpin_ray._folds import Split, fold_of_row
+from kingpin_ray._folds import hold_out
 from kingpin_ray._kernels import trees
 from kingpin_ray.models._base import Fitted, GroupModel, Naming, Stack
 
@@ -112,14 +112,18 @@ class GBDT(GroupModel):
                 "a grid cannot change it"
             )
 
+    def check_classes(self, n_classes: int) -> None:
+        """Raises ParameterError when the target has more classes than the objective takes."""
+        if self.objective == "binary" and n_classes > 2:
+            raise ParameterError(
+                f"GBDT(objective='binary'): the target has {n_classes} classes; use "
+                "GBDT(objective='multiclass')"
+            )
+
     def fit(self, block: Block, configs: Sequence[Mapping[str, Any]]) -> list[Fitted]:
         """Returns the trees of every group under each configuration."""
         mine = self.get_params(deep=False)
         full = [{**mine, **config} for config in configs]
-        if self.objective != "multiclass" and block.n_classes > 2:
-            raise ParameterError(
-                f"GBDT(objective='binary') with {block.n_classes} classes; use 'multiclass'"
-            )
         widest = max(int(params["max_bin"]) for params in full)
         fits = block.X.shape[1] * (widest + 1) < 1 << 16
         if self.objective == "multiclass" or trees.library() is None or not fits:
@@ -131,7 +135,8 @@ class GBDT(GroupModel):
             share = float(params["validation_fraction"]) if stops else 0.0
             families.setdefault((int(params["max_bin"]), share), []).append(c)
         for (max_bin, share), members in families.items():
-            order, middle = _hold_out(block, share)
+            held = hold_out(block, share)
+            order, middle = held.order, held.middle
             X = np.ascontiguousarray(block.X[order], np.float64)
             y = block.y[order].astype(np.float64)
             settings = [trees.TreeConfig(*(full[c][name] for name in _SETTINGS)) for c in members]
@@ -203,31 +208,11 @@ def _lightgbm() -> Any:
     return lightgbm
 
 
-def _hold_out(block: Block, share: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns an order of rows with each group's held-out ones last, and where those begin.
-
-    A group that is too small, or whose other rows would be of one class, holds nothing out.
-    """
-    order = np.arange(len(block.y))
-    if share <= 0:
-        return order, block.offsets[1:].copy()
-    fold = fold_of_row(block, Split(1, max(2, round(1 / share))))
-    held = fold == 0
-    owner = block.group_of_row()
-    count = np.bincount(owner[held], minlength=block.n_groups)
-    few = block.counts - count < 2
-    if block.n_classes:
-        positive = np.bincount(owner[~held], block.y[~held] == 1, block.n_groups)
-        few |= (positive == 0) | (positive == block.counts - count)
-    held &= ~few[owner]
-    order = np.lexsort((held, owner))
-    return order, block.offsets[1:] - np.bincount(owner[held], minlength=block.n_groups)
-
-
 def _with_lightgbm(block: Block, params: Mapping[str, Any]) -> Fitted:
     lightgbm = _lightgbm()
     share = float(params["validation_fraction"]) if params["early_stopping_rounds"] else 0.0
-    order, middle = _hold_out(block, share)
+    split = hold_out(block, share)
+    order, middle = split.order, split.middle
     models = np.empty(block.n_groups, object)
     options = {name: params[name] for name in _SETTINGS if name not in
                ("early_stopping_rounds", "n_estimators")}  # fmt: skip

@@ -11,7 +11,14 @@ from kingpin_ray._errors import ParameterError
 from kingpin_ray._folds import fold_of_row
 from kingpin_ray._kernels import least_squares as ls
 from kingpin_ray._scoring import r2_of
-from kingpin_ray.models._base import Fitted, GroupModel, Naming, Stack, linear_scores
+from kingpin_ray.models._base import (
+    Fitted,
+    GroupModel,
+    Naming,
+    Stack,
+    check_flag,
+    linear_scores,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,9 +36,19 @@ class _LeastSquares(GroupModel):
 
     kind: ClassVar[str] = "regressor"
 
+    def validate(self, params: Mapping[str, Any]) -> None:
+        """Raises ParameterError when a value is not allowed."""
+        check_flag(type(self).__name__, "fit_intercept", params["fit_intercept"])
+
     def cost(self, n_features: int) -> tuple[float, float]:
         """Returns a guess at one fit's seconds per row and per group: memory traffic, a solve."""
         return 1.5e-8 * (n_features + 4), 1.5e-5
+
+    def exchanges(
+        self, counts: NDArray[np.int64], n_features: int, n_classes: int
+    ) -> tuple[Any, Any]:
+        """Returns three sums: rows, means and Grams."""
+        return 3, (n_features + 2) ** 2 / 2
 
     def _penalty(self, config: Mapping[str, Any]) -> tuple[float, bool]:
         params = {**self.get_params(deep=False), **config}
@@ -170,6 +187,7 @@ class Ridge(_LeastSquares):
 
     def validate(self, params: Mapping[str, Any]) -> None:
         """Raises ParameterError when a value is not allowed."""
+        super().validate(params)
         alpha = params["alpha"]
         good = isinstance(alpha, numbers.Real) and 0 <= float(alpha) < float("inf")
         if not good:

@@ -9,7 +9,14 @@ import numpy as np
 
 from kingpin_ray._errors import ParameterError
 from kingpin_ray._kernels.newton import fit_logistic, fit_logistic_split
-from kingpin_ray.models._base import Fitted, GroupModel, Naming, Stack, linear_scores
+from kingpin_ray.models._base import (
+    Fitted,
+    GroupModel,
+    Naming,
+    Stack,
+    check_flag,
+    linear_scores,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,9 +54,17 @@ class Logistic(GroupModel):
             value = params[name]
             if not isinstance(value, numbers.Real) or not float(value) > low:
                 raise ParameterError(f"Logistic({name}={value!r}): give a number over 0")
+        check_flag("Logistic", "fit_intercept", params["fit_intercept"])
         steps = params["max_iter"]
         if not isinstance(steps, numbers.Integral) or int(steps) < 1:
             raise ParameterError(f"Logistic(max_iter={steps!r}): give a whole number of at least 1")
+
+    def exchanges(
+        self, counts: NDArray[np.int64], n_features: int, n_classes: int
+    ) -> tuple[Any, Any]:
+        """Returns about ten sums, seven of them Newton steps; floats are those of the Hessian."""
+        width = (n_features + 1) * (n_classes if n_classes > 2 else 1)
+        return 10, width * (width + 1)
 
     def fit(self, block: Block, configs: Sequence[Mapping[str, Any]]) -> list[Fitted]:
         """Returns the optimum of every group under each configuration."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import numbers
 from abc import abstractmethod
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from kingpin_ray._errors import MissingDependencyError, ParameterError
-from kingpin_ray.models._base import Add, Fitted, GroupModel, Naming, Stack
+from kingpin_ray._folds import hold_out
+from kingpin_ray.models._base import Add, Fitted, GroupModel, Naming, Stack, check_flag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
     from kingpin_ray._blocks import Block
 
+_DEVICES = ("cpu", "cuda", "auto")
 _LOSSES = ("cross_entropy", "mse_loss", "l1_loss", "huber_loss")
 
 
@@ -40,6 +43,10 @@ class _Network(GroupModel):
     weight_decay: float
     batch_size: int
     epochs: int
+    early_stopping: bool
+    validation_fraction: float
+    n_iter_no_change: int
+    device: str
 
     @property
     def classifier(self) -> bool:
@@ -48,12 +55,23 @@ class _Network(GroupModel):
 
     def cost(self, n_features: int) -> tuple[float, float]:
         """Returns a guess at one fit's seconds per row and per group."""
-        return 2e-6 * self.epochs, 1e-3
+        weights = self._weights(n_features)
+        return self.epochs * (1e-6 + 6e-10 * weights), 2e-4 + 1e-8 * weights * self.epochs
+
+    def exchanges(
+        self, counts: NDArray[np.int64], n_features: int, n_classes: int
+    ) -> tuple[Any, Any]:
+        """Returns a sum of gradients for each minibatch."""
+        return self.epochs * -(-counts // self.batch_size), self._weights(n_features)
+
+    def _weights(self, n_features: int) -> int:
+        """Returns about how many parameters a network has."""
+        return 10 * n_features
 
     def validate(self, params: Mapping[str, Any]) -> None:
         """Raises ParameterError when a value is not allowed."""
         name = type(self).__name__
-        for key in ("batch_size", "epochs"):
+        for key in ("batch_size", "epochs", "n_iter_no_change"):
             value = params[key]
             if not isinstance(value, numbers.Integral) or int(value) < 1:
                 raise ParameterError(f"{name}({key}={value!r}): give a whole number of at least 1")
@@ -61,6 +79,18 @@ class _Network(GroupModel):
             value = params[key]
             if not isinstance(value, numbers.Real) or not float(value) >= low:
                 raise ParameterError(f"{name}({key}={value!r}): give a number of at least {low}")
+        check_flag(name, "early_stopping", params["early_stopping"])
+        share = params["validation_fraction"]
+        if not isinstance(share, numbers.Real) or not 0 < float(share) <= 0.5:
+            raise ParameterError(f"{name}(validation_fraction={share!r}): give over 0, at most 0.5")
+        if params["device"] not in _DEVICES:
+            raise ParameterError(
+                f"{name}(device={params['device']!r}): choose one of {', '.join(_DEVICES)}"
+            )
+        if params["device"] == "cuda" and not _torch().cuda.is_available():
+            raise ParameterError(
+                f"{name}(device='cuda'): PyTorch finds no GPU here; use 'cpu' or 'auto'"
+            )
         if params["loss"] not in self._losses():
             raise ParameterError(
                 f"{name}(loss={params['loss']!r}): choose one of {', '.join(self._losses())}"
@@ -77,7 +107,15 @@ class _Network(GroupModel):
 
     def _shape_of(self, params: Mapping[str, Any]) -> tuple[Any, ...]:
         """Returns what two configurations must share to be trained in one batch."""
-        return (params["batch_size"], params["epochs"], tuple(params.get("hidden", ())))
+        stops = bool(params["early_stopping"])
+        return (
+            params["batch_size"],
+            params["epochs"],
+            tuple(params.get("hidden", ())),
+            float(params["validation_fraction"]) if stops else 0.0,
+            params["n_iter_no_change"] if stops else 0,
+            params["device"],
+        )
 
     def fit(self, block: Block, configs: Sequence[Mapping[str, Any]]) -> list[Fitted]:
         """Returns the networks of every group under each configuration."""
@@ -101,35 +139,41 @@ class _Network(GroupModel):
             centre, spread = _target_scale(block, counts, add)
             target = ((block.y.astype(np.float64) - centre[owner]) / spread[owner]).astype("f4")
             target = torch.from_numpy(target)
-        exchange = None
-        if add is not None:
-            total = add
-
-            def exchange(tensor: Any) -> None:
-                tensor.copy_(torch.from_numpy(total(tensor.numpy())))
-
+        exchange = None if add is None else _on_tensors(torch, add)
         groups = block.n_groups
         results: list[Fitted | None] = [None] * len(full)
         families: dict[tuple[Any, ...], list[int]] = {}
         for c, params in enumerate(full):
             families.setdefault(self._shape_of(params), []).append(c)
         with torch.no_grad():
-            for members in families.values():
+            for shape, members in families.items():
+                share, patience, place = shape[-3:]
                 first = full[members[0]]
                 net = self._net(first, x.shape[1], max(block.n_classes, 1))
                 times = len(members)
+                held = hold_out(block, share, add)
+                watch = adam.Watch(
+                    np.repeat(held.middle, times),
+                    np.repeat(block.offsets[1:] - held.middle, times),
+                    np.repeat(held.watched, times),
+                )
                 plan = adam.Plan(
-                    counts=np.repeat(counts, times),
+                    counts=np.repeat(held.trained, times),
                     begin=np.repeat(block.offsets[:-1], times),
-                    first=np.repeat(block.first, times),
-                    held=np.repeat(block.counts, times),
+                    first=np.repeat(held.first, times),
+                    held=np.repeat(held.middle - block.offsets[:-1], times),
                     seeds=np.repeat((block.seeds >> np.uint64(2)).astype(np.int64), times),
                     lr=np.tile([float(full[c]["lr"]) for c in members], groups),
                     decay=np.tile([float(full[c]["weight_decay"]) for c in members], groups),
                     batch_size=int(first["batch_size"]),
                     epochs=int(first["epochs"]),
+                    watch=watch if share else None,
+                    patience=int(patience),
                 )
-                flat = adam.train(net, torch.from_numpy(x), target, plan, exchange).numpy()
+                device = torch.device(_device(torch, place))
+                rows = torch.from_numpy(x[held.order] if share else x).to(device)
+                labels = (target[held.order] if share else target).to(device)
+                flat = adam.train(net, rows, labels, plan, exchange).cpu().numpy()
                 for k, c in enumerate(members):
                     stack: Stack = {
                         "flat": flat[k::times].copy(),
@@ -205,6 +249,11 @@ class MLP(_Network):
         batch_size: rows of a minibatch.
         epochs: passes over a group's rows.
         weight_decay: as of `torch.optim.Adam`.
+        early_stopping: whether a part of each group's rows is held out, and training ends when
+            their loss has not fallen for a while; the parameters of the lowest loss are kept.
+        validation_fraction: that part.
+        n_iter_no_change: that while, in epochs.
+        device: "cpu", "cuda", or "auto" for a GPU where there is one.
         loss: "cross_entropy" for classes, "mse_loss" for values.
     """
 
@@ -219,12 +268,20 @@ class MLP(_Network):
         *,
         weight_decay: float = 0.0,
         loss: str = "cross_entropy",
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 10,
+        device: str = "cpu",
     ) -> None:
         self.hidden = hidden
         self.lr = lr
         self.batch_size = batch_size
         self.epochs = epochs
         self.weight_decay = weight_decay
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.n_iter_no_change = n_iter_no_change
+        self.device = device
         self.loss = loss
 
     def _losses(self) -> tuple[str, ...]:
@@ -242,6 +299,10 @@ class MLP(_Network):
                 f"MLP(hidden={widths!r}): give widths such as (64, 64); a grid cannot change them, "
                 "as one store holds networks of one shape"
             )
+
+    def _weights(self, n_features: int) -> int:
+        widths = (n_features, *self.hidden, 2)
+        return sum(i * o + o for i, o in pairwise(widths))
 
     def _net(self, params: Mapping[str, Any], n_features: int, n_outputs: int) -> Any:
         from kingpin_ray._kernels.networks import Perceptron
@@ -264,6 +325,11 @@ class Torch(_Network):
         batch_size: rows of a minibatch.
         epochs: passes over a group's rows.
         weight_decay: as of `torch.optim.Adam`.
+        early_stopping: whether a part of each group's rows is held out, and training ends when
+            their loss has not fallen for a while; the parameters of the lowest loss are kept.
+        validation_fraction: that part.
+        n_iter_no_change: that while, in epochs.
+        device: "cpu", "cuda", or "auto" for a GPU where there is one.
     """
 
     name: ClassVar[str] = "torch"
@@ -277,6 +343,10 @@ class Torch(_Network):
         epochs: int = 10,
         *,
         weight_decay: float = 0.0,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 10,
+        device: str = "cpu",
     ) -> None:
         self.module_fn = module_fn
         self.loss = loss
@@ -284,13 +354,28 @@ class Torch(_Network):
         self.batch_size = batch_size
         self.epochs = epochs
         self.weight_decay = weight_decay
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.n_iter_no_change = n_iter_no_change
+        self.device = device
 
     def validate(self, params: Mapping[str, Any]) -> None:
         """Raises ParameterError when a value is not allowed."""
         super().validate(params)
         if params["module_fn"] is not self.module_fn:
             raise ParameterError("Torch: param_grid cannot change module_fn")
-        module = self._make()()
+        make = self._make()
+        if not callable(make):
+            raise ParameterError(
+                f"Torch(module_fn={make!r}): give a function that returns a torch module"
+            )
+        try:
+            module = make()
+        except Exception as error:
+            raise ParameterError(
+                f"Torch(module_fn): it raised {type(error).__name__}: {error}; it must return a "
+                "fresh module when called without arguments"
+            ) from error
         if not isinstance(module, _torch().nn.Module):
             raise ParameterError(f"Torch(module_fn): it made {module!r}, which is no torch module")
         if any(True for _ in module.buffers()):
@@ -313,10 +398,31 @@ class Torch(_Network):
             ) from error
         return found
 
+    def _weights(self, n_features: int) -> int:
+        return sum(value.numel() for value in self._make()().parameters())
+
     def _net(self, params: Mapping[str, Any], n_features: int, n_outputs: int) -> Any:
         from kingpin_ray._kernels.networks import UserModule
 
         return UserModule(self._make(), self.loss)
+
+
+def _device(torch: Any, wish: str) -> str:
+    if wish != "auto":
+        return wish
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _on_tensors(torch: Any, add: Add) -> Callable[[Any], None]:
+    """Returns a function that sums a tensor over all workers in place, on its own device."""
+    direct: Callable[[Any], None] | None = getattr(add, "tensor", None)
+    if direct is not None:
+        return direct
+
+    def exchange(tensor: Any) -> None:
+        tensor.copy_(torch.from_numpy(add(tensor.cpu().numpy())))
+
+    return exchange
 
 
 def _standard(
