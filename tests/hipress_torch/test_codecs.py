@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hipress_torch import CodecError, ConformanceError, UnknownCodecError, codec, codecs, ops
+from hipress_torch._compll._emit_c import TUNED
 from hipress_torch._native import _loader
 from hipress_torch.codecs import Batch, Codec, Draw, Segment
 from hipress_torch.testing import check_codec
@@ -133,6 +134,37 @@ def test_a_huge_gradient_is_refused_once_and_forgotten(name, backend, monkeypatc
     c.decode(batch, wire, out)
     assert out[:4096].abs().max() < 100
     assert residual.isfinite().all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ["onebit", "graddrop", "fp16"])
+@pytest.mark.parametrize("messages", [0, 2])
+def test_gradient_and_residual_that_overflow_only_together_are_refused(
+    name, backend, messages, monkeypatch
+):
+    monkeypatch.setenv("HIPRESS_TORCH_KERNELS", backend)
+    c = codecs.get(name)()
+    batch = Batch((Segment(0, 0, 8192, 0, 5, 0),))
+    incoming = torch.zeros(messages, c.wire_bytes(8192), dtype=torch.uint8)
+    generator = torch.Generator().manual_seed(4)
+    for message in incoming:
+        c.encode(batch, torch.randn(8192, generator=generator), 1.0, None, None, message, 1)
+    grad = torch.randn(8192, generator=generator)
+    residual = torch.randn(8192, generator=generator)
+    grad[7], residual[7] = 3e38, 3e38
+    before = residual.clone()
+    wire = torch.zeros(c.wire_bytes(8192), dtype=torch.uint8)
+    given = incoming if messages else None
+    assert c.encode(batch, grad, 1.0, residual, given, wire, 1).tolist() == [1]
+    assert torch.equal(residual[:4096], before[:4096])
+    # A sparse segment is coded as a whole, the others in blocks.
+    assert torch.equal(residual, before) == (name == "graddrop")
+    assert grad[:4096].isnan().all()
+
+
+def test_the_tuned_kernel_is_that_of_the_codec_it_is_for():
+    assert TUNED[codecs.get("onebit")().program.digest][1] == "hp_onebit_block"
+    assert codecs.get("onebit")(block=64).program.digest not in TUNED
 
 
 def test_the_suite_refuses_a_codec_that_a_huge_gradient_poisons():

@@ -13,7 +13,7 @@ from importlib.resources import files
 
 import torch
 
-from hipress_torch._compll._graph import REDUCE, Value, walk
+from hipress_torch._compll._graph import REDUCE, Value, key_of, walk
 from hipress_torch._compll._program import Program
 
 _INFIX = {
@@ -51,15 +51,19 @@ class _Writer:
         self._count = 0
 
     def reductions(self, roots: Iterable[Value]) -> None:
-        """Writes the loops that compute every reduction under ``roots``, as few as possible."""
+        """Writes the loops that compute every reduction under ``roots``, as few as possible.
+
+        The first one also fills ``y``, unless messages were merged into it before, and ``top``.
+        """
         stage: dict[int, int] = {}
-        by_stage: dict[int, list[Value]] = {}
+        by_stage: dict[int, dict[str, list[Value]]] = {1: {}}
         for n in walk(*roots):
             stage[id(n)] = max((stage[id(a)] for a in n.args), default=0)
             if n.op in REDUCE:
                 stage[id(n)] += 1
-                by_stage.setdefault(stage[id(n)], []).append(n)
-        for _, nodes in sorted(by_stage.items()):
+                by_stage.setdefault(stage[id(n)], {}).setdefault(key_of(n), []).append(n)
+        for at, equal in sorted(by_stage.items()):
+            nodes = [same[0] for same in equal.values()]
             names = []
             for n in nodes:
                 names.append(self._fresh("b"))
@@ -71,9 +75,25 @@ class _Writer:
                 (n.args[0], _REDUCTION[n.op][2].format(a=a, v="{v}"))
                 for n, a in zip(nodes, names, strict=True)
             ]
-            self.loop(body, clauses, "y[i]")
-            for n, a in zip(nodes, names, strict=True):
-                self._block[id(n)] = a
+            if at == 1:
+                self._first_loop(body, f"reduction(max:top) {clauses}")
+            else:
+                self.loop(body, clauses, "y[i]")
+            for same, a in zip(equal.values(), names, strict=True):
+                self._block.update((id(n), a) for n in same)
+
+    def _first_loop(self, body: list[tuple[Value, str]], clauses: str) -> None:
+        self.block_values(*(v for v, _ in body))
+        x = Value("x")
+        for head, source in (
+            ("if (messages) {", "y[i]"),
+            ("} else if (r) {", "g[i] * scale + r[i]"),
+            ("} else {", "g[i] * scale"),
+        ):
+            self.line(head)
+            kept = "" if source == "y[i]" else " y[i] = {v};"
+            self.loop([(x, _MAGNITUDE + kept), *body], clauses, source)
+        self.line("}")
 
     def loop(self, body: list[tuple[Value, str]], clauses: str, x: str, code: str = "") -> None:
         """Writes a loop over the block with one statement for each value; ``{v}`` is the value."""
@@ -81,7 +101,13 @@ class _Writer:
         self.line(f"#pragma omp simd {clauses}".rstrip())
         self.line("for (int64_t i = 0; i < m; i++) {")
         inner: dict[int, str] = {}
+        read = ""
         for value, statement in body:
+            for node in walk(value):
+                if node.op == "x":
+                    # Each node of the graph that is x is the same element: it is read once.
+                    read = read or self._element(node, inner, x, code)
+                    inner[id(node)] = read
             name = self._element(value, inner, x, code)
             self.line("    " + statement.replace("{v}", name))
         self.line("}")
@@ -205,9 +231,8 @@ def _emit(program: Program) -> str:
         "PAD": "memset(code + m, 0, (size_t)((64 - m % 64) % 64));" if uint else "",
         "KEYS": _KEYS if p.random else "",
         "POSITION": _POSITION if p.random else "",
-        "MERGE": _decode_into(
-            p, " " * 20, "y[i] += {v}; check += y[i] * 0.0f;", "in", "reduction(+ : check)"
-        ),
+        "TUNED": _tuned(p),
+        "MERGE": _decode_into(p, " " * 20, "y[i] += {v};", "in"),
         "ENCODE": _encode(p),
         "RESIDUAL": _residual(p),
         "DECODE": _decode_into(p, " " * 12, "x[i] = {v};", "wire"),
@@ -225,18 +250,18 @@ def _sides(p: Program, indent: str, source: str) -> list[str]:
     ]
 
 
-def _decode_into(p: Program, indent: str, statement: str, source: str, clauses: str = "") -> str:
+def _decode_into(p: Program, indent: str, statement: str, source: str) -> str:
     writer = _Writer(p, indent)
     writer.lines += _sides(p, indent, source)
-    writer.loop([(p.value, statement)], clauses, "", "(float)code[i]")
+    writer.loop([(p.value, statement)], "", "", "(float)code[i]")
     return "\n".join(writer.lines).lstrip()
 
 
 def _encode(p: Program) -> str:
     """Returns the reductions, the side values, and the loops that fill the codes.
 
-    With a residual ``y`` becomes what the message loses. ``check`` is no longer 0 if what is sent
-    or kept is not finite. The wire's own formats saturate: there it always is.
+    With a residual ``y`` becomes what the message loses. ``top`` tells if what is sent or kept is
+    not finite. The wire's own formats saturate: there it always is.
     """
     indent = " " * 16
     writer = _Writer(p, indent)
@@ -260,10 +285,10 @@ def _encode(p: Program) -> str:
         store = (p.code.args[0] if one_bit else p.code, "code[i] = (uint8_t)c;")
         writer.block_values(p.value, coded[0])
         writer.line("if (r) {")
-        checked = "reduction(+ : check)"
+        checked = "reduction(max:top)"
         writer.loop([coded, store, (p.value, _LOST)], checked, "y[i]", "(float)c")
         writer.line("} else {")
-        writer.loop([coded, store, (p.value, _SENT)], checked, "y[i]", "(float)c")
+        writer.loop([coded, store, (p.value, _MAGNITUDE)], checked, "y[i]", "(float)c")
         writer.line("}")
     else:
         top = literal(torch.finfo(getattr(torch, p.format)).max)
@@ -278,9 +303,9 @@ def _encode(p: Program) -> str:
             writer.line(f"hp_load_{p.format}(code, bytes, m);")
             writer.block_values(p.value)
             writer.line("if (r) {")
-            writer.loop([(p.value, _LOST)], "reduction(+ : check)", "", "code[i]")
+            writer.loop([(p.value, _LOST)], "reduction(max:top)", "", "code[i]")
             writer.line("} else {")
-            writer.loop([(p.value, _SENT)], "reduction(+ : check)", "", "code[i]")
+            writer.loop([(p.value, _MAGNITUDE)], "reduction(max:top)", "", "code[i]")
             writer.line("}")
     return "\n".join(writer.lines).lstrip()
 
@@ -297,8 +322,23 @@ def _residual(p: Program) -> str:
     return f"if (r) {{\n{indent}{inner}\n            }}"
 
 
-_LOST = "y[i] = y[i] - {v}; check += y[i] * 0.0f;"
-_SENT = "check += {v} * 0.0f;"
+def _tuned(p: Program) -> str:
+    """Returns the call of the function that codes full blocks in place of the generated code."""
+    if p.digest not in TUNED:
+        return ""
+    defined, function = TUNED[p.digest]
+    ahead = f"first + {p.block} < count ? {p.block} : 0"
+    call = (
+        f"{function}(g, r, scale, incoming ? incoming + t[HP_WIRE] : 0, stride, messages, place, "
+        f"b, wire + 4 * {len(p.sides)} * b, bytes, {p.block}, {ahead})"
+    )
+    return f"#if defined({defined})\n            if (m == {p.block} && {call}) continue;\n#endif"
+
+
+# By digest: a codec that only shares the name is never taken for the one that was tuned.
+TUNED = {"d744da238841": ("HP_TUNED_ONEBIT", "hp_onebit_block")}
+_MAGNITUDE = "const int32_t u = hp_magnitude({v}); top = u > top ? u : top;"
+_LOST = "y[i] = y[i] - {v}; " + _MAGNITUDE.replace("{v}", "y[i]")
 _KEYS = """const uint64_t key = hp_splitmix64(stream ^ (uint64_t)t[HP_PARAMETER]);
         const uint32_t low = (uint32_t)key, high = (uint32_t)(key >> 32);"""
 _POSITION = "const uint32_t position = (uint32_t)(t[HP_POSITION] + first);"

@@ -139,10 +139,13 @@ def apply(op: str, *operands: Value | Number) -> Value:
 def reduce(op: str, value: Value) -> Value:
     """Returns the node that reduces an element-wise value to one value a block."""
     value = _as_value(value)
-    if value.mask:
-        value = apply("where", value, 1.0, 0.0)
     if value.level == "block":
         raise CodecError(f"ops.{op}: the argument is already one value a block")
+    if op == "sum" and value.op == "not":
+        # Counts are exact in float32: what a mask leaves out need not be counted too.
+        return apply("sub", Value("length", level="block"), reduce(op, value.args[0]))
+    if value.mask:
+        value = apply("where", value, 1.0, 0.0)
     return Value(op, (value,), "block")
 
 

@@ -21,6 +21,16 @@
  * elements it has, its parameter's key and its place within the parameter. */
 enum { HP_GRAD, HP_RESIDUAL, HP_COUNT, HP_WIRE, HP_PARAMETER, HP_POSITION, HP_FIELDS };
 
+/* The bits of a magnitude are in the order of the magnitudes; infinities and NaN are above all. As
+ * integers their maximum takes one cycle an element, where a sum of floats takes four. */
+enum { HP_INFINITE = 0x7F800000 };
+
+static inline int32_t hp_magnitude(float x) {
+    int32_t u;
+    memcpy(&u, &x, 4);
+    return u & 0x7FFFFFFF;
+}
+
 static inline uint64_t hp_splitmix64(uint64_t x) {
     x += UINT64_C(0x9E3779B97F4A7C15);
     x = (x ^ (x >> 30)) * UINT64_C(0xBF58476D1CE4E5B9);

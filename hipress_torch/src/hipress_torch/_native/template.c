@@ -20,20 +20,14 @@ HP_EXPORT void @NAME@_encode(float *grad, float *residual, float scale,
             float *const g = grad + t[HP_GRAD] + first;
             float *const r = residual ? residual + t[HP_RESIDUAL] + first : 0;
             uint8_t *const bytes = wire + place;
-            float check = 0.0f;
+            int32_t top = 0; /* the largest magnitude met, as bits */
+            @TUNED@
             @POSITION@
-            if (r) {
-#pragma omp simd reduction(+ : check)
-                for (int64_t i = 0; i < m; i++) {
-                    y[i] = g[i] * scale + r[i];
-                    check += y[i] * 0.0f;
-                }
-            } else {
-#pragma omp simd reduction(+ : check)
-                for (int64_t i = 0; i < m; i++) {
-                    y[i] = g[i] * scale;
-                    check += y[i] * 0.0f;
-                }
+            if (messages) {
+                if (r)
+                    for (int64_t i = 0; i < m; i++) y[i] = g[i] * scale + r[i];
+                else
+                    for (int64_t i = 0; i < m; i++) y[i] = g[i] * scale;
             }
             for (int64_t w = 0; w < messages; w++) {
                 const uint8_t *const in = incoming + w * stride + t[HP_WIRE];
@@ -42,10 +36,10 @@ HP_EXPORT void @NAME@_encode(float *grad, float *residual, float scale,
                     @MERGE@
                 }
             }
-            if (check == 0.0f) {
+            {
                 @ENCODE@
             }
-            if (!(check == 0.0f)) { /* not finite, or too large for a sum over the block */
+            if (top >= HP_INFINITE) { /* not finite, or too large for a sum over the block */
                 bad[s] = 1;
                 for (int64_t i = 0; i < m; i++) g[i] = NAN;
                 memset(wire + 4 * @SIDES@ * b, 0, 4 * @SIDES@);
