@@ -3,6 +3,7 @@
     python3 -m ci bench mlcd_bo/replay
     python mlcd_bo/benchmarks/replay.py --files scout gavel cherrypick --seeds 5 --workers 2
     python mlcd_bo/benchmarks/replay.py --files scout --strategies gittins --earlier 3
+    python mlcd_bo/benchmarks/replay.py --out outcomes.jsonl      # goes on where it was stopped
 
 For each job, strategy, scenario, job length and probe length a search is replayed from a table of
 measured runs. Every trial is charged in hours and in dollars. The total (exploration + final run)
@@ -19,7 +20,7 @@ import os
 import platform
 import time
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -146,10 +147,16 @@ def replay(
     probe: int,
     seed: int,
     earlier: list[mlcd.EarlierJob] | None = None,
+    carry: bool = False,
 ) -> Outcome:
     """Returns the outcome of one search."""
     truth = Truth.of(trace, scenario, hours)
-    profiler = mlcd.TraceProfiler(trace, trial_cost=cost_of(probe), noise=PROBES[probe], seed=seed)
+    profiler = mlcd.TraceProfiler(
+        trace,
+        trial_cost=cost_of(probe),
+        noise=PROBES[probe],
+        seed=seed,
+    )
     key = (file, trace.job, strategy, scenario, hours, probe, seed)
     try:
         search = mlcd.DeploymentOptimizer(
@@ -190,19 +197,66 @@ def load(file: str, data: Path) -> dict[str, Trace]:
     return _TRACES[file]
 
 
-def work(task: tuple) -> list[Outcome]:
-    """Returns every outcome of one job."""
-    file, job, data, strategies, scenarios, lengths, probes, seeds, earlier = task
-    trace = load(file, Path(data))[job]
-    known = [earlier_jobs(file, job, Path(data), earlier, seed) for seed in range(seeds)]
-    return [
-        replay(trace, file, strategy, scenario, hours, probe, seed, known[seed])
-        for strategy in strategies
-        for scenario in scenarios
-        for hours in lengths
-        for probe in probes
-        for seed in range(seeds)
-    ]
+@dataclass(frozen=True)
+class Unit:
+    """What is computed, kept and skipped as one: all seeds of one search."""
+
+    file: str
+    job: str
+    strategy: str
+    scenario: str
+    hours: float
+    probe: int
+    seeds: int
+    earlier: int
+    carry: bool
+
+
+def work(task: tuple[Unit, str]) -> tuple[Unit, list[Outcome]]:
+    """Returns a unit and its outcomes."""
+    unit, data = task
+    trace = load(unit.file, Path(data))[unit.job]
+    outcomes = []
+    for seed in range(unit.seeds):
+        known = earlier_jobs(unit.file, unit.job, Path(data), unit.earlier, seed)
+        outcomes.append(
+            replay(
+                *(trace, unit.file, unit.strategy, unit.scenario, unit.hours, unit.probe, seed),
+                known,
+                unit.carry,
+            )
+        )
+    return unit, outcomes
+
+
+def kept(path: Path | None) -> dict[Unit, list[Outcome]]:
+    """Returns what an earlier call has written to `path`; a last line cut short is ignored."""
+    found: dict[Unit, list[Outcome]] = {}
+    if path is not None and path.is_file():
+        for line in path.read_text().splitlines():
+            try:
+                fields = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            found[Unit(**fields["unit"])] = [Outcome(**o) for o in fields["outcomes"]]
+    return found
+
+
+def collect(units: list[Unit], data: Path, workers: int, path: Path | None) -> list[Outcome]:
+    """Returns the outcomes of all units; those that `path` holds are not computed again."""
+    known = kept(path)
+    todo = [(unit, str(data)) for unit in units if unit not in known]
+    with (
+        open(os.devnull if path is None else path, "a", encoding="utf-8") as sink,
+        ProcessPoolExecutor(workers) as pool,
+    ):
+        for unit, outcomes in pool.map(work, todo, chunksize=4):
+            known[unit] = outcomes
+            line = {"unit": asdict(unit), "outcomes": [asdict(o) for o in outcomes]}
+            # A newline first: whatever a kill left of the line before ends here.
+            sink.write("\n" + json.dumps(line))
+            sink.flush()
+    return [outcome for unit in units for outcome in known[unit]]
 
 
 def bootstrap(values: np.ndarray, jobs: np.ndarray, draws: int = 1000) -> tuple[float, float]:
@@ -300,7 +354,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--earlier", type=int, default=0, help="other jobs to learn from")
-    parser.add_argument("--out", type=Path, help="JSON file for every outcome")
+    parser.add_argument("--out", type=Path, help="JSON lines of every outcome, to go on from")
     args = parser.parse_args()
     missing = [f for f in args.files if not (args.data / f"{f}.csv").is_file()]
     if missing:
@@ -311,12 +365,15 @@ def main() -> None:
 
     began = time.perf_counter()
     jobs = [(file, job) for file in args.files for job in load(file, args.data)]
-    grid = (args.strategies, args.scenarios, args.hours, args.probes, args.seeds, args.earlier)
-    tasks = [(file, job, str(args.data), *grid) for file, job in jobs]
-    outcomes: list[Outcome] = []
-    with ProcessPoolExecutor(args.workers) as pool:
-        for found in pool.map(work, tasks):
-            outcomes += found
+    units = [
+        Unit(file, job, strategy, scenario, hours, probe, args.seeds, args.earlier, False)
+        for hours in args.hours
+        for probe in args.probes
+        for strategy in args.strategies
+        for file, job in jobs
+        for scenario in args.scenarios
+    ]
+    outcomes = collect(units, args.data, args.workers, args.out)
     floors = {
         (scenario, hours, probe): [
             floor_of(Truth.of(load(file, args.data)[job], scenario, hours), probe)
@@ -337,12 +394,6 @@ def main() -> None:
     if "gittins" in args.strategies and len(args.strategies) > 1:
         lines += ratios(outcomes, args.strategies, args.scenarios)
     print("\n".join(lines))
-    if args.out:
-        part = args.out.with_suffix(".part")
-        part.write_text(
-            json.dumps({"lines": lines, "outcomes": [list(vars(o).values()) for o in outcomes]})
-        )
-        os.replace(part, args.out)
 
 
 if __name__ == "__main__":

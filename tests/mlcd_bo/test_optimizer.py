@@ -77,17 +77,44 @@ class Fragile(World):
         return super().profile(deployment, limits)
 
 
-def test_a_raising_trial_does_not_lose_those_beside_it(tmp_path):
+@pytest.mark.parametrize("parallel", [1, 4])
+def test_a_raising_trial_is_charged_and_loses_none_beside_it(tmp_path, parallel):
     world = Fragile(two_types((1, 2)))
     store = tmp_path / "search.db"
     search = mlcd.DeploymentOptimizer(world.space, mlcd.Scenario.fastest(), HOUR, store=store)
     told = []
     with pytest.raises(ConnectionError, match="lost connection"):
-        search.run(world, parallel=4, on_trial=told.append)
-    assert {t.deployment for t in search.trials} == {d for d in world.space if d.count == 1}
+        search.run(world, parallel=parallel, on_trial=told.append)
     assert told == search.trials
-    assert search.ledger.dollars == sum(t.observation.dollars for t in search.trials) > 0
+    if parallel > 1:
+        assert {t.deployment for t in search.trials} == {d for d in world.space if d.count == 1}
+    # Each raising trial ran for at least 0.05 s; beside others, its hours count with theirs.
+    paid = search.ledger.dollars - sum(t.observation.dollars for t in search.trials)
+    raised = [d for d in world.space if d.count == 2][: None if parallel > 1 else 1]
+    cheapest = min(d.price_per_hour for d in raised) * len(raised)
+    assert 0.05 / 3600 * cheapest <= paid < 5.0 / 3600 * cheapest * 4
+    longest = max((t.observation.seconds for t in search.trials), default=0.0)
+    assert search.ledger.hours * 3600 == pytest.approx(longest or 0.05, abs=5.0)
     assert mlcd.DeploymentOptimizer.look(store).trials == search.trials
+    assert mlcd.DeploymentOptimizer.resume(store).ledger == search.ledger
+
+
+def test_an_interrupt_is_charged(tmp_path):
+    world = World(two_types())
+
+    def interrupted(deployment, limits):
+        time.sleep(0.05)
+        raise KeyboardInterrupt
+
+    world.profile = interrupted
+    search = mlcd.DeploymentOptimizer(
+        world.space, mlcd.Scenario.fastest(), HOUR, store=tmp_path / "s.db"
+    )
+    with pytest.raises(KeyboardInterrupt):
+        search.run(world)
+    assert 0.05 <= search.ledger.hours * 3600 < 5.0
+    assert search.ledger.dollars > 0
+    assert mlcd.DeploymentOptimizer.resume(tmp_path / "s.db").ledger == search.ledger
 
 
 @pytest.mark.parametrize("parallel", [1, 2])

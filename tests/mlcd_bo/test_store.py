@@ -114,6 +114,29 @@ def test_json_lines_tell_the_same_story(tmp_path):
     assert [e["event"] for e in events[1:]] == ["start", "trial"] * len(told)
 
 
+def test_an_outcome_is_kept_while_those_beside_it_still_run(tmp_path):
+    path = tmp_path / "search.db"
+    search = begun(path)
+    here = world()
+    chosen = search.ask(3)
+    profile, seen = here.profile, []
+
+    def slow(deployment, limits):
+        if deployment == chosen[-1]:
+            until = time.monotonic() + 20.0
+            while len(seen) < 2 and time.monotonic() < until:
+                time.sleep(0.01)
+                seen[:] = mlcd.DeploymentOptimizer.look(path).trials
+        return profile(deployment, limits)
+
+    here.profile = slow
+    search.run(here, parallel=3)
+    assert {t.deployment for t in seen} == set(chosen[:2])
+    # By the order of the space, not by which ended first.
+    assert [t.deployment for t in search.trials[:3]] == sorted(chosen, key=search.space.position)
+    assert mlcd.DeploymentOptimizer.resume(path).trials == search.trials
+
+
 def test_an_interrupted_trial_is_charged_and_may_be_tried_again(tmp_path):
     path = tmp_path / "search.db"
     search = begun(path)
@@ -127,6 +150,50 @@ def test_an_interrupted_trial_is_charged_and_may_be_tried_again(tmp_path):
     assert again.ask() == [first]
     # Charged once, however often it is resumed.
     assert mlcd.DeploymentOptimizer.resume(path).ledger == again.ledger
+
+
+def test_trials_cut_short_side_by_side_are_charged_their_hours_once(tmp_path):
+    path = tmp_path / "search.db"
+    search = begun(path)
+    first, second, third = search.ask(3)
+    rows = [search.space.position(d) for d in (first, second, third)]
+    search._store.start(rows, 0, 1000.0)
+    search._store.alive(1000.0 + 360.0)
+    # The first had ended before the process was killed, the others had not.
+    search.tell(mlcd.Trial(first, mlcd.Observation(9.0, 0.1, 180.0, 0.5), batch=0))
+    again = mlcd.DeploymentOptimizer.resume(path)
+    assert again.ledger.hours == pytest.approx(0.1)
+    both = second.price_per_hour + third.price_per_hour
+    assert again.ledger.dollars == pytest.approx(0.5 + 0.1 * both)
+    # What comes next is a batch of its own.
+    again.run(world())
+    assert again.trials[1].batch == 1
+    later = sum(t.observation.seconds for t in again.trials[1:]) / 3600
+    assert again.ledger.hours == pytest.approx(0.1 + later)
+    assert mlcd.DeploymentOptimizer.resume(path).ledger == again.ledger
+
+
+def test_a_clock_that_is_set_back_spoils_no_store(tmp_path, monkeypatch):
+    path = tmp_path / "search.db"
+    search = begun(path)
+    here = world()
+    clock = iter(range(10**6, 0, -1))
+    monkeypatch.setattr(mlcd._optimizer.time, "time", lambda: float(next(clock)))
+    monkeypatch.setattr(mlcd._trial_loop, "_HEARTBEAT_S", 0.01)
+    kept = []
+
+    def profile(deployment, limits):
+        time.sleep(0.05)
+        with closing(sqlite3.connect(path)) as database:
+            kept.extend(database.execute("SELECT began, alive FROM running").fetchall())
+        raise ConnectionError
+
+    here.profile = profile
+    with pytest.raises(ConnectionError):
+        search.run(here)
+    ((began, alive),) = kept
+    assert 0.0 < alive - began < 5.0
+    assert mlcd.DeploymentOptimizer.resume(path).ledger == search.ledger
 
 
 def test_a_search_that_runs_elsewhere_is_left_alone(tmp_path):
@@ -296,8 +363,9 @@ def test_an_edited_store_is_refused_in_words(tmp_path, table, edit):
         "UPDATE trial SET deployment = -1",
         "UPDATE trial SET deployment = 99",
         "UPDATE trial SET deployment = 'small x1'",
-        "INSERT INTO lost VALUES (-1, 2)",
-        "INSERT INTO lost VALUES ('a', 2)",
+        "INSERT INTO lost VALUES (0, -1, 2)",
+        "INSERT INTO lost VALUES (0, 'a', 2)",
+        "INSERT INTO lost VALUES (-1, 1, 2)",
         "INSERT INTO running VALUES (99, 0, 1, 2, 'elsewhere', 1)",
         "INSERT INTO running VALUES (-1, 0, 1, 2, 'elsewhere', 1)",
         "INSERT INTO running VALUES (0, 0, 'a', 2, 'elsewhere', 1)",

@@ -8,6 +8,21 @@ from ._trial import Trial
 
 
 @dataclass(frozen=True)
+class Lost:
+    """A trial, or several side by side, that gave no observation and still cost.
+
+    Attributes:
+        batch: as `Trial.batch`; its hours count together with those of the batch's trials.
+        hours: wall hours that it is known to have run.
+        dollars: what that cost.
+    """
+
+    batch: int
+    hours: float
+    dollars: float
+
+
+@dataclass(frozen=True)
 class Ledger:
     """Spent and left of one search.
 
@@ -29,24 +44,27 @@ class Ledger:
         cls,
         scenario: Scenario,
         trials: Sequence[Trial],
-        lost: Sequence[tuple[float, float]] = (),
+        lost: Sequence[Lost] = (),
     ) -> "Ledger":
         """Returns the ledger after `trials`.
 
         Args:
             scenario: the limits.
             trials: what was tried.
-            lost: hours and dollars of trials that were cut short with the search itself.
+            lost: trials that raised, or were cut short with the search itself.
         """
         longest: dict[tuple[str, int], float] = {}
+        for cut in lost:
+            batch = ("batch", cut.batch)
+            longest[batch] = max(longest.get(batch, 0.0), cut.hours * 3600)
         for index, trial in enumerate(trials):
             # A trial without a batch is alone in one.
             batch = ("alone", index) if trial.batch is None else ("batch", trial.batch)
             longest[batch] = max(longest.get(batch, 0.0), trial.observation.seconds)
         return cls(
-            hours=sum(longest.values()) / 3600 + sum(hours for hours, _ in lost),
+            hours=sum(longest.values()) / 3600,
             dollars=sum(trial.observation.dollars for trial in trials)
-            + sum(dollars for _, dollars in lost),
+            + sum(cut.dollars for cut in lost),
             budget=float("inf") if scenario.budget is None else scenario.budget,
             deadline=float("inf") if scenario.deadline is None else scenario.deadline,
         )

@@ -1,16 +1,9 @@
-"""The search itself: ask for a trial, tell its outcome, recommend; or `run` it all.
-
-Longer than the house's 500 lines because the loop of `run`, with trials side by side, and the
-state that `ask`, `tell` and `resume` share must be read together: money is counted in both.
-"""
+"""The search itself: ask for a trial, tell its outcome, recommend; or `run` it all."""
 
 import math
 import os
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -28,22 +21,22 @@ from ._errors import (
 from ._evidence import Evidence
 from ._explain import estimate_of, reason_for
 from ._job import Job
-from ._ledger import Ledger
+from ._ledger import Ledger, Lost
 from ._model import PlainModel, ScalingModel
 from ._prior import MODEL_NOISE
 from ._recommendation import Recommendation, counted
 from ._scenario import Scenario
 from ._situation import Situation
 from ._space import Deployment, SearchSpace
-from ._store import Store, check_same, search_fields, sound, space_of
+from ._store import Store, check_same, in_order, search_fields, sound, space_of
 from ._strategies import strategy_named
 from ._transfer import EarlierJob, TransferModel
 from ._trial import Limits, Observation, Profiler, Trial, TrialCost
+from ._trial_loop import Outcome, kept_alive, run_batch
 
 # A recommendation less likely than this to keep the limit is reported as none at all.
 _LEAST_CHANCE = 0.3
 _FAILURES_IN_A_ROW = 2
-_HEARTBEAT_S = 1.0
 
 
 class DeploymentOptimizer:
@@ -114,7 +107,7 @@ class DeploymentOptimizer:
         self._rate = np.array([d.price_per_hour for d in space])
         self._count = np.array([d.count for d in space])
         self._stop_reason = ""
-        self._lost: list[tuple[float, float]] = []
+        self._lost: list[Lost] = []
         self._plan_trials(trial_cost or TrialCost())
         if trial_cost is not None:
             self._check_limits()
@@ -279,7 +272,7 @@ class DeploymentOptimizer:
             trial = replace(trial, price_per_hour=trial.deployment.price_per_hour)
         if self._store is not None:
             self._store.add(row, trial)
-        self.trials.append(trial)
+        self.trials = in_order([*self.trials, trial], self.space)
 
     def recommend(self) -> Recommendation:
         """Returns the deployment to run the job on, by what is known now.
@@ -338,46 +331,46 @@ class DeploymentOptimizer:
         if planned is not None:
             self._plan_trials(planned)
         while chosen := self.ask(parallel):
-            began, batch = time.time(), len(self.trials)
-            limits = [self._limits(deployment) for deployment in chosen]
-            with self._kept_alive(chosen, batch, began):
-                outcomes, problem = _side_by_side(profiler, chosen, limits)
-            trials = [
-                Trial(deployment, outcome, batch, deployment.price_per_hour, began)
-                for deployment, outcome in zip(chosen, outcomes, strict=True)
-                if outcome is not None
-            ]
-            # All are told before anything may raise: they are paid for.
-            for trial in trials:
-                self.tell(trial)
-            if on_trial is not None:
-                for trial in trials:
-                    on_trial(trial)
+            problem = self._run_batch(profiler, chosen, on_trial)
             if problem is not None:
                 raise problem
         return self.recommend()
 
-    @contextmanager
-    def _kept_alive(self, chosen: Sequence[Deployment], batch: int, began: float) -> Iterator[None]:
-        """Writes to the store that these trials run, and every second that they still do."""
-        store = self._store
-        if store is None:
-            yield
-            return
-        store.start([self.space.position(d) for d in chosen], batch, began)
-        ended = threading.Event()
+    def _run_batch(
+        self,
+        profiler: Profiler,
+        chosen: Sequence[Deployment],
+        on_trial: Callable[[Trial], None] | None,
+    ) -> BaseException | None:
+        """Profiles side by side; each outcome is told, or charged if it raised, as it comes."""
+        began, batch = time.time(), self._next_batch()
+        rows = [self.space.position(deployment) for deployment in chosen]
 
-        def beat() -> None:
-            while not ended.wait(_HEARTBEAT_S):
-                store.alive(time.time())
+        def done(place: int, outcome: Outcome) -> None:
+            if outcome.observation is None:
+                self._charge(rows[place], batch, outcome.seconds / 3600)
+            else:
+                price = chosen[place].price_per_hour
+                self.tell(Trial(chosen[place], outcome.observation, batch, price, began))
 
-        thread = threading.Thread(target=beat, name="mlcd-alive", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
+        limits = [self._limits(deployment) for deployment in chosen]
+        with kept_alive(self._store, rows, batch, began):
+            problem = run_batch(profiler, chosen, limits, done)
+        if on_trial is not None:
+            for trial in [trial for trial in self.trials if trial.batch == batch]:
+                on_trial(trial)
+        return problem
+
+    def _next_batch(self) -> int:
+        batches = [trial.batch for trial in self.trials if trial.batch is not None]
+        return max([*batches, *(lost.batch for lost in self._lost)], default=-1) + 1
+
+    def _charge(self, row: int, batch: int, hours: float) -> None:
+        """Charges a trial that gave no observation for as long as it ran."""
+        lost = Lost(batch, hours, hours * float(self._rate[row]))
+        if self._store is not None:
+            self._store.lose([row], lost)
+        self._lost.append(lost)
 
     def _limits(self, deployment: Deployment) -> Limits:
         """Returns how long to profile: not on, once a deployment is surely worse than the best."""
@@ -498,40 +491,3 @@ def _earlier(job: "DeploymentOptimizer | EarlierJob | str | PathLike[str]") -> E
     if not isinstance(job, DeploymentOptimizer):
         job = DeploymentOptimizer._load(job)
     return EarlierJob.of(job.trials)
-
-
-def _side_by_side(
-    profiler: Profiler, deployments: Sequence[Deployment], limits: Sequence[Limits]
-) -> tuple[list[Observation | None], BaseException | None]:
-    """Returns the outcome of each trial (None: it raised), and the first thing that was raised."""
-    if len(deployments) == 1:
-        # No thread: an interrupt then reaches the profiler, which ends its trial.
-        return [_observed(profiler, deployments[0], limits[0])], None
-    futures: list[Future[Observation]] = []
-    problem: BaseException | None = None
-    try:
-        with ThreadPoolExecutor(len(deployments), "mlcd-trial") as pool:
-            for deployment, limit in zip(deployments, limits, strict=True):
-                futures.append(pool.submit(_observed, profiler, deployment, limit))
-            wait(futures)
-    except BaseException as interrupt:
-        problem = interrupt
-    outcomes: list[Observation | None] = [None] * len(deployments)
-    for place, future in enumerate(futures):
-        if not future.done():
-            continue
-        raised = future.exception()
-        problem = problem or raised
-        if raised is None:
-            outcomes[place] = future.result()
-    return outcomes, problem
-
-
-def _observed(profiler: Profiler, deployment: Deployment, limits: Limits) -> Observation:
-    seen = profiler.profile(deployment, limits)
-    if not isinstance(seen, Observation):
-        raise InvalidInput(
-            f"profile({deployment}) of {type(profiler).__name__} must return an Observation, got "
-            f"{seen!r}"
-        )
-    return seen

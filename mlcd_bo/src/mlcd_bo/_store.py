@@ -12,26 +12,28 @@ import socket
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
 
 from ._catalog import Catalog, InstanceType
-from ._check import at_least_zero
+from ._check import at_least_zero, whole
 from ._errors import CatalogChanged, StoreError
 from ._job import Job
+from ._ledger import Lost
 from ._scenario import Scenario
 from ._space import Deployment, SearchSpace
 from ._transfer import EarlierJob
 from ._trial import Observation, Trial
 
-_FORMAT = 1
+_FORMAT = 2
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS search (id INTEGER PRIMARY KEY CHECK (id = 1), content TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS running (
     row INTEGER PRIMARY KEY, batch INTEGER NOT NULL, began REAL NOT NULL, alive REAL NOT NULL,
     host TEXT NOT NULL, process INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS lost (hours REAL NOT NULL, dollars REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS lost (
+    batch INTEGER NOT NULL, hours REAL NOT NULL, dollars REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS trial (
     number INTEGER PRIMARY KEY, deployment INTEGER NOT NULL, content TEXT NOT NULL);
 """
@@ -139,8 +141,7 @@ class Store:
     def close_running(self, rate: Sequence[float]) -> None:
         """Charges every trial that ended with the process that ran it.
 
-        Each is charged from its begin to its last sign of life; of those that ran side by side,
-        the hours count once.
+        Each is charged from its begin to its last sign of life.
 
         Args:
             rate: dollars per hour of each deployment.
@@ -149,30 +150,37 @@ class Store:
             StoreError: the process that runs them is still alive.
         """
         with sound(self.path), self._open() as database:
-            found = database.execute("SELECT row, began, alive, host, process FROM running")
+            found = database.execute("SELECT row, batch, began, alive, host, process FROM running")
             cut = []
-            for row, began, alive, host, process in found.fetchall():
+            for row, batch, began, alive, host, process in found.fetchall():
                 if host == socket.gethostname() and process != os.getpid() and _lives(process):
                     raise StoreError(
                         f"the search in {str(self.path)!r} is being run by process {process}; "
                         "wait for its end or stop it"
                     )
                 _place(row, len(rate))
-                cut.append((row, at_least_zero("hours of a lost trial", (alive - began) / 3600)))
-            if not cut:
-                return
-            hours = max(hours for _, hours in cut)
-            dollars = sum(hours * rate[row] for row, hours in cut)
-            database.execute("INSERT INTO lost VALUES (?, ?)", [hours, dollars])
-            database.execute("DELETE FROM running")
-        self._note("lost", deployments=[row for row, _ in cut], hours=hours, dollars=dollars)
+                hours = at_least_zero("hours of a lost trial", (alive - began) / 3600)
+                cut.append((row, Lost(whole("batch", batch), hours, hours * rate[row])))
+        for row, lost in cut:
+            self.lose([row], lost)
 
-    def lost(self) -> list[tuple[float, float]]:
-        """Returns hours and dollars of the trials that ended with the process that ran them."""
+    def lose(self, rows: Sequence[int], lost: Lost) -> None:
+        """Keeps that trials of these deployments gave no observation and what they cost."""
+        with self._open() as database:
+            database.execute("INSERT INTO lost VALUES (?, ?, ?)", list(astuple(lost)))
+            database.executemany("DELETE FROM running WHERE row = ?", [[row] for row in rows])
+        self._note("lost", deployments=list(rows), **asdict(lost))
+
+    def lost(self) -> list[Lost]:
+        """Returns the trials that raised or ended with the process that ran them."""
         with sound(self.path), self._open() as database:
             return [
-                (at_least_zero("lost hours", hours), at_least_zero("lost dollars", dollars))
-                for hours, dollars in database.execute("SELECT hours, dollars FROM lost")
+                Lost(
+                    whole("batch of a lost trial", batch),
+                    at_least_zero("lost hours", hours),
+                    at_least_zero("lost dollars", dollars),
+                )
+                for batch, hours, dollars in database.execute("SELECT * FROM lost")
             ]
 
     def add(self, row: int, trial: Trial) -> None:
@@ -189,10 +197,24 @@ class Store:
         """Returns every kept trial in order, its deployment taken from `space`."""
         with sound(self.path), self._open() as database:
             found = database.execute("SELECT deployment, content FROM trial ORDER BY number")
-            return [
-                trial_of(space[_place(row, len(space))], json.loads(content))
-                for row, content in found
-            ]
+            kept: list[Trial] = []
+            for row, content in found:
+                trial = trial_of(space[_place(row, len(space))], json.loads(content))
+                kept = in_order([*kept, trial], space)
+            return kept
+
+
+def in_order(trials: Sequence[Trial], space: SearchSpace) -> list[Trial]:
+    """Returns trials of which the last is new, those of its batch in the order of the space.
+
+    So the order does not depend on which of them, side by side, happened to end first.
+    """
+    last = trials[-1].batch
+    begin = len(trials)
+    while last is not None and begin > 0 and trials[begin - 1].batch == last:
+        begin -= 1
+    batch = sorted(trials[begin:], key=lambda trial: space.position(trial.deployment))
+    return [*trials[:begin], *batch]
 
 
 def search_fields(
