@@ -28,11 +28,12 @@ def _parser() -> argparse.ArgumentParser:
     fit.add_argument("--model", default="linear", help="a name that `kingpin models` lists")
     fit.add_argument("--params", default="{}", help="parameters of the model, as JSON")
     fit.add_argument("--grid", type=Path, help="JSON file: lists of values by parameter")
+    fit.add_argument("--n-iter", type=int, help="settings to draw from the grid at random")
     fit.add_argument("--cv", type=float, help="folds, or the share of rows to hold out")
     fit.add_argument("--scoring", help="a scikit-learn scoring name")
     fit.add_argument("--min-rows", type=int, default=2)
     fit.add_argument("--on-bad", default="fallback", choices=["fallback", "skip", "raise"])
-    fit.add_argument("--plan", default="auto", help="auto, local or task")
+    fit.add_argument("--plan", default="auto", help="auto, local, task, data or grouped")
     fit.add_argument("--actors", type=int, help="Ray actors; else one for each free CPU")
     fit.add_argument("--seed", type=int, default=0)
     fit.add_argument("--out", type=Path, required=True, help="new folder for the models")
@@ -44,6 +45,12 @@ def _parser() -> argparse.ArgumentParser:
     results.add_argument("--out", type=Path, help="write all rows to this Parquet or CSV file")
     results.add_argument("--worst", type=int, default=10, help="how many groups to show")
     results.set_defaults(run=_results)
+
+    report = commands.add_parser("report", help="write a page or a picture about a store")
+    report.add_argument("store", type=Path)
+    report.add_argument("--out", type=Path, required=True, help="file ending in .html or .png")
+    report.add_argument("--worst", type=int, default=15, help="how many groups to name")
+    report.set_defaults(run=_report)
 
     predict = commands.add_parser("predict", help="predict the rows of a Parquet file")
     predict.add_argument("store", type=Path)
@@ -107,6 +114,7 @@ def _fit(args: argparse.Namespace) -> None:
         store=None if args.resume else args.out,
         num_actors=args.actors,
         random_state=args.seed,
+        n_iter=args.n_iter,
     )
     if args.resume:
         estimator.resume(args.out, args.data)
@@ -143,6 +151,24 @@ def _results(args: argparse.Namespace) -> None:
     print(" | ".join(shown))
     for row in final.select(shown).slice(0, args.worst).to_pylist():
         print(" | ".join(f"{v:.4f}" if isinstance(v, float) else str(v) for v in row.values()))
+
+
+def _report(args: argparse.Namespace) -> None:
+    from kingpin_ray._report import write_report
+    from kingpin_ray._scoring import scorer
+    from kingpin_ray._store import Store
+
+    store = Store(args.store)
+    manifest = store.manifest()
+    if not manifest["complete"]:
+        raise ParameterError(f"{args.store} is of an unfinished run; `kingpin fit --resume` it")
+    name, _ = scorer(manifest["estimator"]["scoring"], manifest["has_classes"])
+    about = write_report(store.results(), name, args.out, args.worst)
+    print(
+        f"{about['groups']:.0f} groups, {about['bad_groups']:.0f} bad; mean {name} "
+        f"{about['mean_score_by_rows']:.4f} over rows, {about['mean_score_by_groups']:.4f} over "
+        f"groups; written to {args.out}"
+    )
 
 
 def _predict(args: argparse.Namespace) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from kingpin_ray._scoring import scorer
+from kingpin_ray._scoring import SQUARED, scorer, squared_score
 from kingpin_ray.models._base import Fitted
 
 if TYPE_CHECKING:
@@ -128,7 +128,9 @@ def fit_block(block: Block, task: Task) -> Outcome:
         fitted = _fit_guarded(model, some, config)
         score = np.full(some.n_groups, np.nan)
         kept = np.setdiff1d(np.arange(some.n_groups), np.fromiter(fitted.failed, np.int64))
-        if task.split is None and len(kept):
+        if task.split is None and fitted.errors is not None and task.scoring in SQUARED:
+            score = squared_score(task.scoring, *fitted.errors)
+        elif task.split is None and len(kept):
             held = some.select(kept)
             raw = fitted.seen
             if raw is None:
@@ -297,7 +299,8 @@ def _fit_guarded(model: GroupModel, block: Block, config: Mapping[str, Any]) -> 
         )
     if fitted.failed:
         kept = np.setdiff1d(np.arange(block.n_groups), np.fromiter(fitted.failed, np.int64))
-        return replace(fitted, stack=take_stack(fitted.stack, kept), seen=None)
+        stack = take_stack(fitted.stack, kept)
+        return replace(fitted, stack=stack, seen=None, errors=None)
     return fitted
 
 
@@ -394,7 +397,7 @@ class _Record:
             pa.array(block.n_dropped[at]),
             pa.array(score, mask=np.isnan(score)),
             pa.array(seconds),
-            pa.array([self.plan] * len(at), pa.string()),
+            pa.repeat(pa.scalar(self.plan, pa.string()), len(at)),
             pa.array(message, pa.string()),
         ]
         self.parts.append(pa.table(columns, schema=pa.schema(RESULT_FIELDS)))

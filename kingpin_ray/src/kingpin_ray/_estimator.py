@@ -19,12 +19,13 @@ from kingpin_ray._blocks import offsets_of
 from kingpin_ray._driver import make_chunks, remaining
 from kingpin_ray._errors import InputError, ParameterError, StoreError
 from kingpin_ray._fallback import add_fallback
-from kingpin_ray._frame import Columns, Frame, held_truth, layout, numeric_column
+from kingpin_ray._frame import Columns, Frame, held_truth, layout
 from kingpin_ray._inputs import key_columns, one_column
 from kingpin_ray._keys import encode
 from kingpin_ray._parameters import as_model, task_of
 from kingpin_ray._prepare import open_data, prepare
 from kingpin_ray._progress import Progress
+from kingpin_ray._report import write_report
 from kingpin_ray._result_table import raise_bad, with_keys
 from kingpin_ray._run import Run, adopt, set_names
 from kingpin_ray._schedule import assignment_of, run_chunks
@@ -167,9 +168,10 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
             run = prepare(self, X, y, groups, self.random_state, session)
             assignment = assignment_of(self.plan, run, self.num_actors)
             store = None if self.store is None else Store(self.store)
+            about = run.about(self, assignment, None if store is None else run.fingerprint())
             if store is not None:
-                store.begin(run.about(self, assignment))
-            return self._train(run, [], store, assignment)
+                store.begin(about)
+            return self._train(run, [], store, assignment, about)
 
     def resume(
         self,
@@ -202,6 +204,11 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
                 )
             X = manifest["paths"]
         with ExitStack() as session:
+            if manifest["fingerprint"] is None:
+                raise StoreError(
+                    f"store={os.fspath(store)!r} was written by save(), so nothing of it is left "
+                    "to do; load() it"
+                )
             run = prepare(self, X, y, groups, manifest["seed"], session)
             if run.fingerprint() != manifest["fingerprint"]:
                 raise StoreError(
@@ -213,7 +220,8 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
                 return adopt(self, kept, trust)
             before = manifest.get("assignment")
             assignment = assignment_of(self.plan, run, self.num_actors, before)
-            return self._train(run, kept.outcomes(trust), kept, assignment)
+            about = run.about(self, assignment, manifest["fingerprint"])
+            return self._train(run, kept.outcomes(trust), kept, assignment, about)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes all models, keys and results to a new folder.
@@ -247,7 +255,12 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
         return adopt(made, kept, trust)
 
     def _train(
-        self, run: Run, outcomes: list[Outcome], store: Store | None, assignment: Assignment
+        self,
+        run: Run,
+        outcomes: list[Outcome],
+        store: Store | None,
+        assignment: Assignment,
+        about: dict[str, Any],
     ) -> GroupedEstimator:
         frame, task = run.frame, run.task
         if not isinstance(frame, Frame):
@@ -280,7 +293,7 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
         self._served = served
         self._layout = run.layout
         self._groups_apart = run.groups_apart
-        self._about = run.about(self, assignment)
+        self._about = about
         set_names(self, run.n_features_in, naming)
         if store is not None:
             store.finish(self._about, served, self.results_)
@@ -291,7 +304,11 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "_served")
         data, _ = open_data(self, X, reset=False)
         parts, served = self._layout, self._served
-        layout(data.names, None if self._groups_apart else list(parts.by), None, parts.features)
+        own = served.model.ignored()  # by name, or by position once bound
+        ignored = {n if n in parts.features else parts.features[n] for n in own}
+        spare = ignored - set(data.names)
+        needed = [name for name in parts.features if name not in spare]
+        layout(data.names, None if self._groups_apart else list(parts.by) or None, None, needed)
         if self._groups_apart:
             if groups is None:
                 raise InputError("groups: the model was fitted with groups; give one for each row")
@@ -303,10 +320,10 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
         for column in keys:
             if len(column) != data.n_rows:
                 raise InputError(f"groups has {len(column)} entries for {data.n_rows} rows of X")
-        columns = [numeric_column(data.get(name), name) for name in parts.features]
-        matrix = np.empty((data.n_rows, len(columns)))
-        for j, column in enumerate(columns):
-            matrix[:, j] = column
+        matrix = np.zeros((data.n_rows, len(parts.features)))
+        for j, name in enumerate(parts.features):
+            if name not in spare:
+                matrix[:, j] = data.numbers(name)
         if not served.model.accepts_missing and not np.isfinite(matrix).all():
             rows = int((~np.isfinite(matrix).all(axis=1)).sum())
             raise InputError(
@@ -426,6 +443,29 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
             _plan.count_workers(self.num_actors),
             getattr(self, "_walls", None),
         )
+
+    def report(self, path: str | os.PathLike[str], *, worst: int = 15) -> dict[str, float]:
+        """Writes a page about the run, and returns its summary.
+
+        The page shows how the scores are spread, the worst groups, the bad groups with their
+        errors, and the time by plan.
+
+        Args:
+            path: file ending in .html (one file, nothing to load beside it) or .png.
+            worst: groups to name.
+
+        Returns:
+            groups, bad_groups, rows, rows_dropped, and the mean score in which all rows
+            (mean_score_by_rows) or all groups (mean_score_by_groups) count alike.
+
+        Raises:
+            ParameterError: the ending is another, or `worst` is no number of at least 1.
+            MissingDependencyError: matplotlib is not installed.
+            StoreError: the file cannot be written.
+        """
+        check_is_fitted(self, "_served")
+        name, _ = scorer(self.scoring, self._served.naming.classes is not None)
+        return write_report(self.results_, name, path, worst)
 
     @property
     def estimators_(self) -> Mapping[Any, Any]:

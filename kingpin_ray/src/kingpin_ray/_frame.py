@@ -39,11 +39,27 @@ class Columns:
         names: every column, in order.
         n_rows: rows.
         get: the Arrow array of a column.
+        plain: the NumPy array behind a column, or None where there is none.
     """
 
     names: tuple[Any, ...]
     n_rows: int
     get: Callable[[Any], Any]
+    plain: Callable[[Any], Any] = lambda name: None
+
+    def numbers(self, name: Any) -> NDArray[np.generic]:
+        """Returns a feature column as a number array, NaN where it is missing.
+
+        Raises:
+            UnsupportedColumnError: the column is not numeric.
+        """
+        values = self.plain(name)
+        if isinstance(values, np.ndarray) and values.dtype.isnative:
+            if values.dtype.kind in "iuf":
+                return values
+            if values.dtype.kind == "b":
+                return values.view(np.uint8)
+        return numeric_column(self.get(name), name)
 
 
 def columns_of(data: Any) -> Columns:
@@ -60,7 +76,10 @@ def columns_of(data: Any) -> Columns:
     if hasattr(data, "iloc") and hasattr(data, "columns"):
         _no_twins(list(data.columns))
         return Columns(
-            tuple(data.columns), len(data), lambda name: arrow_of(data[name], f"column {name!r}")
+            tuple(data.columns),
+            len(data),
+            lambda name: arrow_of(data[name], f"column {name!r}"),
+            lambda name: data[name].values,
         )
     raise InputError(
         f"data of type {type(data).__name__} is not understood; give a pandas DataFrame, an Arrow "
@@ -70,7 +89,12 @@ def columns_of(data: Any) -> Columns:
 
 def array_columns(X: NDArray[np.generic]) -> Columns:
     """Returns a view of an (N, D) array whose columns are named by their numbers."""
-    return Columns(tuple(range(X.shape[1])), len(X), lambda j: arrow_of(X[:, j], f"column {j}"))
+    return Columns(
+        tuple(range(X.shape[1])),
+        len(X),
+        lambda j: arrow_of(X[:, j], f"column {j}"),
+        lambda j: X[:, j],
+    )
 
 
 def _no_twins(names: Sequence[Any]) -> None:
@@ -440,7 +464,7 @@ def build_frame(
     else:
         values = target_values(target, name)
         kept = ~np.isnan(values)
-    columns = [numeric_column(data.get(feature), feature) for feature in parts.features]
+    columns = [data.numbers(feature) for feature in parts.features]
     n_groups = len(keys)
     dropped = np.bincount(ids[~kept], minlength=n_groups)
     if not kept.any() and not allow_empty:

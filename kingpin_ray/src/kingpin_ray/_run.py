@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from kingpin_ray._frame import Layout
+from kingpin_ray._parameters import as_model
 from kingpin_ray._store import describe_model, restore_model
 
 if TYPE_CHECKING:
@@ -79,15 +80,23 @@ class Run:
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
 
-    def about(self, estimator: Any, assignment: Assignment) -> dict[str, Any]:
+    def about(
+        self, estimator: Any, assignment: Assignment, fingerprint: str | None
+    ) -> dict[str, Any]:
         """Returns what the manifest of a store says of the run.
+
+        Args:
+            estimator: whose parameters are written down.
+            assignment: which groups are split.
+            fingerprint: of the run, by which `resume` knows its data again; None for a run that
+                is never resumed, as that is a pass over all data.
 
         Raises:
             StoreError: a parameter of the model cannot be written down.
         """
         params = estimator.get_params(deep=False)
         return {
-            "model": describe_model(self.task.model),
+            "model": describe_model(as_model(estimator.model)),
             "configs": [dict(config) for config in self.task.configs],
             "estimator": {name: params[name] for name in _KEPT_PARAMETERS} | self._searched(params),
             "features": list(self.layout.features),
@@ -97,7 +106,7 @@ class Run:
             "n_features_in": self.n_features_in,
             "seed": self.seed,
             "paths": self.paths,
-            "fingerprint": self.fingerprint(),
+            "fingerprint": fingerprint,
             "assignment": {"plan": assignment.plan, "split": assignment.split},
         }
 

@@ -55,6 +55,26 @@ def r2_of(residual: F64, total: F64) -> F64:
     return np.where(total == 0, np.where(residual == 0, 1.0, 0.0), score)
 
 
+SQUARED = ("r2", "neg_mean_squared_error", "neg_root_mean_squared_error")
+"""Scores that follow from sums of squares, without a look at the rows."""
+
+
+def squared_score(name: str, residual: F64, about: F64, rows: F64) -> F64:
+    """Returns a score in SQUARED from sums of squares.
+
+    Args:
+        name: of the score.
+        residual: sums of squared errors.
+        about: sums of squares of the target about its mean, of a shape that broadcasts.
+        rows: numbers of rows.
+    """
+    if name == "r2":
+        return r2_of(residual, about)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mse = residual / rows
+    return -mse if name == "neg_mean_squared_error" else -np.sqrt(mse)
+
+
 def _accuracy(y: NDArray[np.generic], proba: F64, offsets: NDArray[np.int64]) -> F64:
     return _mean((proba.argmax(axis=1) == y).astype(np.float64), offsets)
 

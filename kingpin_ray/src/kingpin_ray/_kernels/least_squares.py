@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kingpin_ray._blocks import buckets, offsets_of
+from kingpin_ray._kernels import linear_kernel
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -54,6 +55,23 @@ def grams(
         z *= real[:, :, None]
         out[bucket.positions] = np.matmul(z.transpose(0, 2, 1), z)
     return out
+
+
+def centred_grams(
+    X: NDArray[np.floating],
+    y: NDArray[np.generic],
+    offsets: NDArray[np.int64],
+    fit_intercept: bool,
+) -> tuple[F64, F64]:
+    """Returns the shifts (G, D + 1) and Grams (G, Q, Q) of each group.
+
+    The shifts are the means, or zero where no constant is free to make up for them.
+    """
+    if linear_kernel.library() is not None:
+        shift, out = linear_kernel.grams(X, y, offsets, None, 1, fit_intercept)
+        return shift, out[:, 0]
+    shift = group_means(X, y, offsets) * float(fit_intercept)
+    return shift, grams(X, y, offsets, shift)
 
 
 def solve(gram: F64, alpha: float, fit_intercept: bool) -> tuple[F64, F64, NDArray[np.bool_]]:
@@ -104,9 +122,7 @@ def squared_errors(gram: F64, weights: F64, constant: F64) -> tuple[F64, F64, F6
     one = np.ones((len(gram), 1))
     v = np.concatenate([-weights, one, -constant[:, None]], axis=1)
     residual = np.einsum("gi,gij,gj->g", v, gram, v, optimize=True)
-    rows = gram[:, -1, -1]
-    about = gram[:, -2, -2] - gram[:, -2, -1] ** 2 / np.maximum(rows, 1.0)
-    return np.maximum(residual, 0.0), np.maximum(about, 0.0), rows
+    return np.maximum(residual, 0.0), *totals(gram)
 
 
 def solve_rows(
@@ -156,15 +172,45 @@ def fold_grams(
     X: NDArray[np.floating],
     y: NDArray[np.generic],
     offsets: NDArray[np.int64],
-    shift: F64,
+    fit_intercept: bool,
     folds: NDArray[np.int64],
     n_parts: int,
-) -> F64:
-    """Returns (G, n_parts, Q, Q) Grams of each group's folds 0 to n_parts - 1."""
+) -> tuple[F64, F64]:
+    """Returns each group's shifts (G, D + 1) and the Grams (G, n_parts, Q, Q) of its folds."""
+    if linear_kernel.library() is not None:
+        return linear_kernel.grams(X, y, offsets, folds, n_parts, fit_intercept)
+    shift = group_means(X, y, offsets) * float(fit_intercept)
     groups = len(offsets) - 1
     owner = np.repeat(np.arange(groups), np.diff(offsets)) * n_parts + folds
     order = np.argsort(owner, kind="stable")
     parts = offsets_of(np.bincount(owner, minlength=groups * n_parts))
-    spread = np.repeat(shift, n_parts, axis=0)
-    flat = grams(X[order], y[order], parts, spread)
-    return flat.reshape(groups, n_parts, *flat.shape[1:])
+    flat = grams(X[order], y[order], parts, np.repeat(shift, n_parts, axis=0))
+    return shift, flat.reshape(groups, n_parts, *flat.shape[1:])
+
+
+def search(held: F64, n_folds: int, fit_intercept: bool, alphas: F64) -> F64:
+    """Returns held-out squared errors (G, len(alphas), n_folds); NaN where rows must be looked at.
+
+    Args:
+        held: (G, parts, Q, Q) Grams, of which the first `n_folds` are held out in turn.
+        n_folds: folds.
+        fit_intercept: whether the constant is free.
+        alphas: penalties.
+    """
+    if linear_kernel.library() is not None:
+        return linear_kernel.ridge_search(held, n_folds, fit_intercept, alphas, _SAFE_RECIPROCAL)
+    residual = np.empty((len(held), len(alphas), n_folds))
+    whole = held.sum(axis=1)
+    for f in range(n_folds):
+        for c, alpha in enumerate(alphas):
+            weights, constant, good = solve(whole - held[:, f], float(alpha), fit_intercept)
+            found, _, _ = squared_errors(held[:, f], weights, constant)
+            residual[:, c, f] = np.where(good, found, np.nan)
+    return residual
+
+
+def totals(gram: F64) -> tuple[F64, F64]:
+    """Returns (...) sums of squares of the target about its mean, and rows, of (..., Q, Q)."""
+    rows = gram[..., -1, -1]
+    about = gram[..., -2, -2] - gram[..., -2, -1] ** 2 / np.maximum(rows, 1.0)
+    return np.maximum(about, 0.0), rows

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kingpin_ray._blocks import buckets, padded_rows
+from kingpin_ray._kernels import linear_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -104,6 +105,15 @@ def fit_logistic(
     groups, features = block.n_groups, block.X.shape[1]
     models = 1 if n_classes == 2 else n_classes
     fit = LogisticFit.empty(len(penalties), groups, models, features)
+    if models == 1 and linear_kernel.library() is not None and features:
+        order = np.argsort(penalties, kind="stable")
+        weights = 1.0 / np.asarray(penalties, np.float64)[order]
+        coef, intercept, steps, done = linear_kernel.logistic(
+            block.X, codes, block.offsets, weights, fit_intercept, tol, max_iter
+        )
+        fit.coef[order], fit.intercept[order] = coef[:, :, None], intercept[:, :, None]
+        fit.n_iter[order], fit.converged[order] = steps, done
+        return fit
     row_bytes = 8 * (2 * features + 4 * models + 4)
     # From strong to weak penalty, each started from the last one's optimum.
     order = np.argsort(penalties, kind="stable")

@@ -8,12 +8,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from kingpin_ray._kernels import compiled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,13 +38,8 @@ class TreeConfig(ctypes.Structure):
 @functools.cache
 def library() -> Any:
     """Returns the loaded kernel, or None where it was not built."""
-    suffix = ".dll" if sys.platform == "win32" else ".so"
-    path = Path(__file__).with_name(f"gbdt{suffix}")
-    if not path.exists():
-        return None
-    try:
-        loaded = ctypes.CDLL(str(path))
-    except OSError:  # built for another machine
+    loaded = compiled.load("gbdt")
+    if loaded is None:
         return None
     pointer = ctypes.c_void_p
     loaded.kp_gbdt_train.restype = ctypes.c_int

@@ -42,12 +42,15 @@ class Fitted:
         failed: message by position of a group whose training raised.
         unconverged: positions of groups that stopped at the iteration limit.
         seen: what `predict` would return for the block's own rows, where training knows it anyway.
+        errors: sums of squared errors, of squares about the mean, and rows, each (G,), where
+            training knows those.
     """
 
     stack: Stack
     failed: dict[int, str] = field(default_factory=dict)
     unconverged: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     seen: NDArray[np.float64] | None = None
+    errors: tuple[F64, F64, F64] | None = None
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,10 @@ class GroupModel(BaseEstimator):  # type: ignore[misc]
     def bound(self, features: Sequence[Any]) -> GroupModel:
         """Returns this model knowing the names of its columns; the default needs no names."""
         return self
+
+    def ignored(self) -> tuple[Any, ...]:
+        """Returns the features that `predict` can do without."""
+        return ()
 
     def check_classes(self, n_classes: int) -> None:
         """Raises ParameterError unless the model can learn that many classes; 0 for values."""

@@ -10,7 +10,7 @@ import numpy as np
 from kingpin_ray._errors import ParameterError
 from kingpin_ray._folds import fold_of_row
 from kingpin_ray._kernels import least_squares as ls
-from kingpin_ray._scoring import r2_of
+from kingpin_ray._scoring import SQUARED, squared_score
 from kingpin_ray.models._base import (
     Fitted,
     GroupModel,
@@ -61,8 +61,7 @@ class _LeastSquares(GroupModel):
         for config in configs:
             alpha, free = self._penalty(config)
             if free not in kept:
-                shift = ls.group_means(block.X, block.y, block.offsets) * float(free)
-                kept[free] = shift, ls.grams(block.X, block.y, block.offsets, shift)
+                kept[free] = ls.centred_grams(block.X, block.y, block.offsets, free)
             shift, gram = kept[free]
             weights, constant, good = ls.solve(gram, alpha, free)
             intercept = constant
@@ -72,7 +71,9 @@ class _LeastSquares(GroupModel):
             for g in np.flatnonzero(~good):
                 rows = slice(block.offsets[g], block.offsets[g + 1])
                 weights[g], intercept[g] = ls.solve_rows(block.X[rows], block.y[rows], alpha, free)
-            results.append(Fitted({"coef": weights[:, None, :], "intercept": intercept[:, None]}))
+                constant[g] = intercept[g] - shift[g, -1] + weights[g] @ shift[g, :-1]
+            stack = {"coef": weights[:, None, :], "intercept": intercept[:, None]}
+            results.append(Fitted(stack, errors=ls.squared_errors(gram, weights, constant)))
         return results
 
     def fit_split(
@@ -108,33 +109,48 @@ class _LeastSquares(GroupModel):
         name: str,
     ) -> tuple[NDArray[np.float64], dict[tuple[int, int, int], str]]:
         """Returns held-out scores; squared-error scores need no second look at the rows."""
-        if name not in ("r2", "neg_mean_squared_error", "neg_root_mean_squared_error"):
+        if name not in SQUARED:
             return super().search(block, configs, split, scorer, name)
         scores = np.full((block.n_groups, len(configs), split.n_folds), np.nan)
         folds = fold_of_row(block, split)
         # Rows that are never held out are one more part.
-        parts = split.n_folds + 1
+        parts = split.n_folds + bool((folds < 0).any())
         folds = np.where(folds < 0, split.n_folds, folds)
-        for free in {self._penalty(config)[1] for config in configs}:
-            shift = ls.group_means(block.X, block.y, block.offsets) * float(free)
-            held = ls.fold_grams(block.X, block.y, block.offsets, shift, folds, parts)
-            whole = held.sum(axis=1)
-            for f in range(split.n_folds):
-                train = whole - held[:, f]
-                for c, config in enumerate(configs):
-                    alpha, wants = self._penalty(config)
-                    if wants != free:
-                        continue
-                    weights, constant, good = ls.solve(train, alpha, free)
-                    for g in np.flatnonzero(~good):
-                        rows = slice(block.offsets[g], block.offsets[g + 1])
-                        mask = folds[rows] != f
-                        w, b = ls.solve_rows(block.X[rows][mask], block.y[rows][mask], alpha, free)
-                        weights[g] = w
-                        constant[g] = b - shift[g, -1] + w @ shift[g, :-1]
-                    residual, about, rows_held = ls.squared_errors(held[:, f], weights, constant)
-                    scores[:, c, f] = _score(name, residual, about, rows_held)
+        for free in (True, False):
+            members = [c for c, config in enumerate(configs) if self._penalty(config)[1] == free]
+            if not members:
+                continue
+            alphas = np.array([self._penalty(configs[c])[0] for c in members])
+            shift, held = ls.fold_grams(block.X, block.y, block.offsets, free, folds, parts)
+            residual = ls.search(held, split.n_folds, free, alphas)
+            for g, k, f in np.argwhere(np.isnan(residual)):
+                residual[g, k, f] = self._doubtful(
+                    block, int(g), folds, int(f), float(alphas[k]), free, shift[g], held[g]
+                )
+            about, rows = ls.totals(held[:, : split.n_folds])
+            scores[:, members] = squared_score(name, residual, about[:, None], rows[:, None])
         return scores, {}
+
+    def _doubtful(
+        self,
+        block: Block,
+        g: int,
+        folds: NDArray[np.int64],
+        fold: int,
+        alpha: float,
+        free: bool,
+        shift: NDArray[np.float64],
+        held: NDArray[np.float64],
+    ) -> float:
+        """Returns one held-out squared error where normal equations may be ill-conditioned."""
+        train = (held.sum(axis=0) - held[fold])[None]
+        weights, constant, good = ls.solve(train, alpha, free)
+        if not good[0]:
+            rows = slice(block.offsets[g], block.offsets[g + 1])
+            mask = folds[rows] != fold
+            w, b = ls.solve_rows(block.X[rows][mask], block.y[rows][mask], alpha, free)
+            weights, constant = w[None], np.array([b - shift[-1] + w @ shift[:-1]])
+        return float(ls.squared_errors(held[fold][None], weights, constant)[0][0])
 
     def predict(
         self, stack: Stack, X: NDArray[np.floating], model: NDArray[np.int64], n_classes: int
@@ -199,16 +215,3 @@ class Ridge(_LeastSquares):
 
         host = Host(**{**self.get_params(deep=False), **config})
         return self._export(host, stack, at, naming)
-
-
-def _score(
-    name: str,
-    residual: NDArray[np.float64],
-    about: NDArray[np.float64],
-    rows: NDArray[np.float64],
-) -> NDArray[np.float64]:
-    if name == "r2":
-        return r2_of(residual, about)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        mse = residual / rows
-    return -mse if name == "neg_mean_squared_error" else -np.sqrt(mse)
