@@ -35,7 +35,8 @@
 #define PREFETCH(p) ((void)0)
 #endif
 
-#define AHEAD 8 /* rows whose first cache line is asked for in advance */
+#define AHEAD 16         /* a row is asked for while the row this many before it is worked on */
+#define AHEAD_BYTES 1024 /* of a wider row the processor foresees the rest by itself */
 
 API int32_t bf_abi(void) { return 1; }
 
@@ -56,7 +57,7 @@ static inline void ask_ahead(const uint8_t *codes, int64_t stride, int64_t bytes
                              const int64_t *index, int64_t i, int64_t m) {
   if (!index || i + AHEAD >= m) return;
   const uint8_t *next = codes + index[i + AHEAD] * stride;
-  for (int64_t at = 0; at < bytes; at += 64) PREFETCH(next + at);
+  for (int64_t at = 0; at < bytes && at < AHEAD_BYTES; at += 64) PREFETCH(next + at);
 }
 
 API void bf_gather(const uint8_t *codes, int64_t stride, int64_t bytes, const int64_t *index,
@@ -67,47 +68,57 @@ API void bf_gather(const uint8_t *codes, int64_t stride, int64_t bytes, const in
   }
 }
 
-/* Sixteen values at a time, in the vector extensions of gcc and clang: whatever the CPU has, they are
- * lowered to it. Loads and stores go through memcpy, since rows are not aligned.
- */
-typedef uint8_t Bytes __attribute__((vector_size(16)));
-typedef int32_t Ints __attribute__((vector_size(64)));
-typedef float Floats __attribute__((vector_size(64)));
-
 #define ALWAYS static inline __attribute__((always_inline))
 
 ALWAYS int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* Results larger than the caches are written past them: an ordinary store would first read each line
- * of memory that it is about to overwrite. Needs an aligned target.
+/* Results larger than the caches are written past them: an ordinary store first reads each line of
+ * memory that it is about to overwrite. Rows are decoded into a small buffer and leave it in whole
+ * lines; this way the decoding itself is plain C, vectorized for each CPU by the compiler.
  */
+#define HELD 2048 /* floats of the buffer: 8 KiB, a quarter of a small first-level cache */
+#define LARGE (8 << 20)
 #if defined(__SSE2__)
 #include <emmintrin.h>
-#define LARGE (8 << 20)
-ALWAYS int past_caches(const float *out, int64_t m, int64_t columns) {
-  return columns % 16 == 0 && (uintptr_t)out % 64 == 0 && m * columns * 4 >= LARGE;
+ALWAYS void leave(float *to, const float *from, int64_t n) {
+  int64_t k = 0;
+  for (; k + 4 <= n; k += 4) _mm_stream_ps(to + k, _mm_load_ps(from + k));
+  for (; k < n; k++) to[k] = from[k];
 }
-ALWAYS void put(float *to, const Floats *value, const int past) {
-  if (past) {
-    float part[16];
-    memcpy(part, value, sizeof part);
-    for (int k = 0; k < 16; k += 4) _mm_stream_ps(to + k, _mm_loadu_ps(part + k));
-  } else {
-    memcpy(to, value, sizeof *value);
-  }
-}
-ALWAYS void settle(int past) { if (past) _mm_sfence(); }
+ALWAYS void settle(void) { _mm_sfence(); }
+#define STREAMS 1
 #else
-ALWAYS int past_caches(const float *out, int64_t m, int64_t columns) {
-  (void)out, (void)m, (void)columns;
-  return 0;
-}
-ALWAYS void put(float *to, const Floats *value, const int past) {
-  (void)past;
-  memcpy(to, value, sizeof *value);
-}
-ALWAYS void settle(int past) { (void)past; }
+ALWAYS void leave(float *to, const float *from, int64_t n) { memcpy(to, from, (size_t)n * sizeof(float)); }
+ALWAYS void settle(void) {}
+#define STREAMS 0
 #endif
+
+/* Rows that are decoded together before they leave the buffer, or 0 to write results directly. A
+ * multiple of four rows, or of four columns, so that each turn starts on 16 bytes.
+ */
+ALWAYS int64_t rows_held(const float *out, int64_t m, int64_t columns) {
+  if (!STREAMS || columns < 1 || (uintptr_t)out % 16 || m * columns * 4 < LARGE) return 0;
+  int64_t tall = HELD / columns;
+  return columns % 4 ? tall & ~3LL : tall;
+}
+
+/* Runs `decode`, which reads the packed row `in` number i and writes the floats at `to`, for each. */
+#define EACH_ROW(bytes, decode)                                             \
+  do {                                                                      \
+    __attribute__((aligned(64))) float held[HELD];                          \
+    const int64_t tall = rows_held(out, m, columns), turn = tall ? tall : m; \
+    for (int64_t first = 0; first < m; first += turn) {                     \
+      const int64_t stop = least(m, first + turn);                          \
+      float *to = tall ? held : out + first * columns;                      \
+      for (int64_t i = first; i < stop; i++, to += columns) {               \
+        ask_ahead(codes, stride, bytes, index, i, m);                       \
+        const uint8_t *in = row_at(codes, stride, index, i);                \
+        decode;                                                             \
+      }                                                                     \
+      if (tall) leave(out + first * columns, held, (stop - first) * columns); \
+    }                                                                       \
+    if (tall) settle();                                                     \
+  } while (0)
 
 /* How many bytes of a row hold a code in every plane: the last plane may be shorter. */
 ALWAYS int64_t full_bytes(int64_t columns, int64_t plane, int planes) {
@@ -115,147 +126,113 @@ ALWAYS int64_t full_bytes(int64_t columns, int64_t plane, int planes) {
   return last < 0 ? 0 : least(last, plane);
 }
 
-ALWAYS void rows_affine(const uint8_t *codes, int64_t stride, const int64_t *index, int64_t m,
-                        int64_t columns, const int bits, const float *low, const float *step,
-                        float *out, const int past) {
+/* Inner loops of a constant length become straight runs of vector instructions. `chunk` bytes: short
+ * rows (128 columns of 1 bit are 16 bytes) must not fall to what a longer loop leaves over.
+ */
+ALWAYS void row_affine(const uint8_t *restrict in, int64_t columns, const int bits, const int chunk,
+                       const float *restrict low, const float *restrict step, float *restrict to) {
   const int planes = 8 / bits, mask = (1 << bits) - 1;
-  int64_t plane = (columns * bits + 7) / 8, full = full_bytes(columns, plane, planes) & ~15LL;
-  /* Scattered rows are first copied together, some at a time: their misses then overlap, and do not
-   * queue with the stores.
-   */
-  uint8_t block[16384];
-  int64_t tall = index ? (int64_t)sizeof block / (plane ? plane : 1) : 0;
-  for (int64_t i = 0; i < m; i++) {
-    const uint8_t *in;
-    if (tall >= 8) {
-      if (i % tall == 0) {
-        int64_t stop = least(m, i + tall);
-        for (int64_t k = i; k < stop; k++) {
-          ask_ahead(codes, stride, plane, index, k, m);
-          memcpy(block + (k - i) * plane, codes + index[k] * stride, (size_t)plane);
-        }
-      }
-      in = block + i % tall * plane;
-    } else {
-      ask_ahead(codes, stride, plane, index, i, m);
-      in = row_at(codes, stride, index, i);
-    }
-    float *to = out + i * columns;
-    for (int64_t j = 0; j < full; j += 16) {
-      Bytes packed;
-      memcpy(&packed, in + j, sizeof packed);
-      Ints wide = __builtin_convertvector(packed, Ints);
-      for (int p = 0; p < planes; p++) {
-        int64_t at = p * plane + j;
-        Floats scale, base;
-        memcpy(&scale, step + at, sizeof scale);
-        memcpy(&base, low + at, sizeof base);
-        Ints code = (wide >> (8 - bits * (p + 1))) & mask;
-        Floats value = __builtin_convertvector(code, Floats) * scale + base;
-        put(to + at, &value, past);
-      }
-    }
+  int64_t plane = (columns * bits + 7) / 8;
+  int64_t full = full_bytes(columns, plane, planes) / chunk * chunk;
+  for (int64_t j = 0; j < full; j += chunk)
     for (int p = 0; p < planes; p++) {
-      int64_t start = p * plane, n = least(plane, columns - start);
-      for (int64_t j = full; j < n; j++)
-        to[start + j] = (float)((in[j] >> (8 - bits * (p + 1))) & mask) * step[start + j] + low[start + j];
+      const int64_t at = p * plane + j;
+      const int shift = 8 - bits * (p + 1);
+      for (int k = 0; k < chunk; k++)
+        to[at + k] = (float)((in[j + k] >> shift) & mask) * step[at + k] + low[at + k];
     }
+  for (int p = 0; p < planes; p++) {
+    const int64_t start = p * plane, n = least(plane, columns - start);
+    const int shift = 8 - bits * (p + 1);
+    for (int64_t j = full; j < n; j++)
+      to[start + j] = (float)((in[j] >> shift) & mask) * step[start + j] + low[start + j];
   }
 }
 
 WIDE API void bf_affine(const uint8_t *codes, int64_t stride, const int64_t *index, int64_t m,
                         int64_t columns, int32_t bits, const float *low, const float *step,
                         float *out) {
-  /* Every plane of every row must start on a whole vector. */
-  int past = past_caches(out, m, columns) && (columns * bits + 7) / 8 % 16 == 0;
-#define AFFINE(b) \
-  if (past) rows_affine(codes, stride, index, m, columns, b, low, step, out, 1); \
-  else rows_affine(codes, stride, index, m, columns, b, low, step, out, 0); \
-  settle(past)
+  int64_t bytes = bits == 16 ? 2 * columns : (columns * bits + 7) / 8;
   switch (bits) { /* constants, so that each loop is unrolled for its planes */
-  case 1: AFFINE(1); return;
-  case 2: AFFINE(2); return;
-  case 4: AFFINE(4); return;
-  case 8: AFFINE(8); return;
+  case 1: EACH_ROW(bytes, row_affine(in, columns, 1, 16, low, step, to)); return;
+  case 2: EACH_ROW(bytes, row_affine(in, columns, 2, 16, low, step, to)); return;
+  case 4: EACH_ROW(bytes, row_affine(in, columns, 4, 64, low, step, to)); return;
+  case 8: EACH_ROW(bytes, row_affine(in, columns, 8, 64, low, step, to)); return;
   }
-  for (int64_t i = 0; i < m; i++) {
-    ask_ahead(codes, stride, 2 * columns, index, i, m);
-    const uint8_t *in = row_at(codes, stride, index, i);
-    float *to = out + i * columns;
-    for (int64_t j = 0; j < columns; j++)
-      to[j] = (float)(in[2 * j] | in[2 * j + 1] << 8) * step[j] + low[j];
-  }
+  EACH_ROW(bytes, for (int64_t j = 0; j < columns; j++)
+    to[j] = (float)(in[2 * j] | in[2 * j + 1] << 8) * step[j] + low[j]);
 }
 
-ALWAYS void rows_lut(const uint8_t *codes, int64_t stride, const int64_t *index, int64_t m,
-                     int64_t columns, const int bits, const float *values, float *out) {
+#if defined(__GNUC__) && !defined(__clang__)
+#define SHUFFLES 1
+typedef int32_t Ints __attribute__((vector_size(64)));
+typedef float Floats __attribute__((vector_size(64)));
+#else
+#define SHUFFLES 0
+#endif
+
+ALWAYS void row_lut(const uint8_t *restrict in, int64_t columns, const int bits,
+                    const float *restrict values, float *restrict to) {
   const int planes = 8 / bits, mask = (1 << bits) - 1;
   int64_t plane = (columns * bits + 7) / 8, full = 0;
-#if defined(__GNUC__) && !defined(__clang__)
+#if SHUFFLES
   /* Up to 16 values stay in one register, and a look-up is a permutation of it. */
-  Floats table = {0};
   if (bits <= 4) {
+    Floats table = {0};
     memcpy(&table, values, (size_t)(mask + 1) * sizeof(float));
     full = full_bytes(columns, plane, planes) & ~15LL;
-  }
-#endif
-  for (int64_t i = 0; i < m; i++) {
-    ask_ahead(codes, stride, plane, index, i, m);
-    const uint8_t *in = row_at(codes, stride, index, i);
-    float *to = out + i * columns;
-#if defined(__GNUC__) && !defined(__clang__)
-    for (int64_t j = 0; j < full; j += 16) {
-      Bytes packed;
-      memcpy(&packed, in + j, sizeof packed);
-      Ints wide = __builtin_convertvector(packed, Ints);
+    for (int64_t j = 0; j < full; j += 16)
       for (int p = 0; p < planes; p++) {
-        Ints code = (wide >> (8 - bits * (p + 1))) & mask;
+        const int shift = 8 - bits * (p + 1);
+        int32_t each[16];
+        for (int k = 0; k < 16; k++) each[k] = (in[j + k] >> shift) & mask;
+        Ints code;
+        memcpy(&code, each, sizeof code);
         Floats value = __builtin_shuffle(table, code);
         memcpy(to + p * plane + j, &value, sizeof value);
       }
-    }
+  }
 #endif
-    for (int p = 0; p < planes; p++) {
-      int64_t start = p * plane, n = least(plane, columns - start);
-      for (int64_t j = full; j < n; j++)
-        to[start + j] = values[(in[j] >> (8 - bits * (p + 1))) & mask];
-    }
+  for (int p = 0; p < planes; p++) {
+    int64_t start = p * plane, n = least(plane, columns - start);
+    for (int64_t j = full; j < n; j++)
+      to[start + j] = values[(in[j] >> (8 - bits * (p + 1))) & mask];
   }
 }
 
 WIDE API void bf_lut(const uint8_t *codes, int64_t stride, const int64_t *index, int64_t m,
                      int64_t columns, int32_t bits, const float *values, float *out) {
+  int64_t bytes = bits == 16 ? 2 * columns : (columns * bits + 7) / 8;
   switch (bits) {
-  case 1: rows_lut(codes, stride, index, m, columns, 1, values, out); return;
-  case 2: rows_lut(codes, stride, index, m, columns, 2, values, out); return;
-  case 4: rows_lut(codes, stride, index, m, columns, 4, values, out); return;
-  case 8: rows_lut(codes, stride, index, m, columns, 8, values, out); return;
+  case 1: EACH_ROW(bytes, row_lut(in, columns, 1, values, to)); return;
+  case 2: EACH_ROW(bytes, row_lut(in, columns, 2, values, to)); return;
+  case 4: EACH_ROW(bytes, row_lut(in, columns, 4, values, to)); return;
+  case 8: EACH_ROW(bytes, row_lut(in, columns, 8, values, to)); return;
   }
-  for (int64_t i = 0; i < m; i++) {
-    ask_ahead(codes, stride, 2 * columns, index, i, m);
-    const uint8_t *in = row_at(codes, stride, index, i);
-    float *to = out + i * columns;
-    for (int64_t j = 0; j < columns; j++) to[j] = values[in[2 * j] | in[2 * j + 1] << 8];
+  EACH_ROW(bytes, for (int64_t j = 0; j < columns; j++) to[j] = values[in[2 * j] | in[2 * j + 1] << 8]);
+}
+
+/* Returns whether every code of the row is in the codebook; writes up to the first that is not. */
+ALWAYS int row_vector(const uint8_t *restrict in, int64_t columns, const int code_bytes,
+                      int64_t parts, int64_t length, const int64_t width,
+                      const float *restrict book, float *restrict to) {
+  int64_t whole = columns / width;
+  for (int64_t s = 0; s < parts; s++) {
+    int64_t code = 0;
+    for (int c = 0; c < code_bytes; c++) code |= (int64_t)in[s * code_bytes + c] << (8 * c);
+    if (code >= length) return 0;
+    const float *entry = book + (s * length + code) * width;
+    if (s < whole) memcpy(to + s * width, entry, (size_t)width * sizeof(float));
+    else memcpy(to + s * width, entry, (size_t)(columns - s * width) * sizeof(float));
   }
+  return 1;
 }
 
 ALWAYS int64_t rows_vector(const uint8_t *codes, int64_t stride, const int64_t *index, int64_t m,
                            int64_t columns, const int code_bytes, int64_t parts, int64_t length,
                            const int64_t width, const float *book, float *out) {
-  int64_t whole = columns / width, bytes = parts * code_bytes;
-  for (int64_t i = 0; i < m; i++) {
-    ask_ahead(codes, stride, bytes, index, i, m);
-    const uint8_t *in = row_at(codes, stride, index, i);
-    float *to = out + i * columns;
-    for (int64_t s = 0; s < parts; s++) {
-      int64_t code = 0;
-      for (int c = 0; c < code_bytes; c++) code |= (int64_t)in[s * code_bytes + c] << (8 * c);
-      if (code >= length) return i;
-      const float *entry = book + (s * length + code) * width;
-      if (s < whole) memcpy(to + s * width, entry, (size_t)width * sizeof(float));
-      else memcpy(to + s * width, entry, (size_t)(columns - s * width) * sizeof(float));
-    }
-  }
+  EACH_ROW(parts * code_bytes,
+           if (!row_vector(in, columns, code_bytes, parts, length, width, book, to)) return i);
   return -1;
 }
 
