@@ -1,16 +1,21 @@
-"""Boosted trees of every group against LightGBM with one thread: CPU time, loss, export."""
+"""Boosted trees of every group against LightGBM, XGBoost and scikit-learn with one thread.
+
+CPU time, held-out loss paired by group, export; with --grid a grid of nine with early stopping.
+"""
 
 import argparse
 import os
 import time
 import warnings
+from itertools import product
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import lightgbm
 import numpy as np
 import pandas as pd
-from _common import DATA, report
+from _common import DATA, interleave, report
 
 from kingpin_ray import GBDT, GroupedEstimator
 
@@ -42,8 +47,12 @@ def generated(groups: int = 50, rows: int = 1573, features: int = 20) -> pd.Data
 def main() -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--groups", type=int, default=30, help="groups of each set, at most")
+    parser.add_argument("--groups", type=int, default=50, help="groups of each set, at most")
     parser.add_argument("--trees", type=int, default=100)
+    parser.add_argument("--sets", nargs="+", help="only sets whose name begins so")
+    parser.add_argument("--others", action="store_true", help="XGBoost and scikit-learn beside")
+    parser.add_argument("--grid", action="store_true", help="nine settings with early stopping")
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -51,67 +60,161 @@ def main() -> None:
     if DATA.exists():
         air = pd.read_parquet(DATA / "beijing_air.parquet")
         sets += [
-            ("flights, dest", flights(), ["dest"], "late", FLIGHTS, "binary"),
-            ("flights, dest, minutes", flights(), ["dest"], "arr_delay", FLIGHTS, "regression"),
-            ("beijing, station+hour", air.drop(columns="No"), ["station", "hour"], "PM2.5",
-             [n for n in BEIJING if n != "hour"], "regression"),
+            ("flights, late by dest", flights(), ["dest"], "late", FLIGHTS, "binary"),
+            ("flights, minutes by dest", flights(), ["dest"], "arr_delay", FLIGHTS, "regression"),
+            ("beijing, by station+month", air.drop(columns="No"), ["station", "month"], "PM2.5",
+             [n for n in BEIJING if n != "month"], "regression"),
         ]  # fmt: skip
-    rows = [one(args, *each) for each in sets]
-    report(f"{args.trees} trees, 31 leaves, one thread", rows, args.out)
+    wanted = tuple(args.sets or [""])
+    rows = [
+        (grid if args.grid else one)(args, *each) for each in sets if each[0].startswith(wanted)
+    ]
+    what = "nine settings, early stopping 20" if args.grid else f"{args.trees} trees, 31 leaves"
+    report(f"{what}, one thread", rows, args.out)
 
 
-def one(args, name, table, by, target, names, objective):  # type: ignore[no-untyped-def]
-    """Returns a row of the table for one data set."""
+def parts_of(args, table, by, target, names):  # type: ignore[no-untyped-def]
+    """Returns training and held-out rows, the key, and each group's arrays."""
     table = table[table[target].notna()]
     sizes = table.groupby(by)[target].size()
     keys = sizes[(sizes >= 300) & (sizes <= 6700)].index[: args.groups]
     table = table.set_index(by).loc[keys].reset_index()
     held = np.random.default_rng(1).random(len(table)) < 0.25
     train, test = table[~held], table[held]
-    spec = GBDT(n_estimators=args.trees, objective=objective)
     key = by if len(by) > 1 else by[0]
+    cut = [
+        [(k, r[names].to_numpy(float), r[target].to_numpy()) for k, r in some.groupby(key)]
+        for some in (train, test)
+    ]
+    return train, test, key, *cut
+
+
+def one(args, name, table, by, target, names, objective):  # type: ignore[no-untyped-def]
+    """Returns a row of the table for one data set."""
+    train, test, key, fitted, held = parts_of(args, table, by, target, names)
+    spec = GBDT(n_estimators=args.trees, objective=objective)
     model = GroupedEstimator(
         spec, key, target, names, plan="local", fallback=None, random_state=0, progress=False
     )
-    model.fit(train.head(2000))  # loads what is loaded once
-    began = time.process_time()
-    model.fit(train)
-    own_s = time.process_time() - began
-    boosters, seconds = {}, {}
-    parts = [(k, r[names].to_numpy(float), r[target].to_numpy()) for k, r in train.groupby(key)]
-    for bins in (63, 255):
+    boosters: dict[Any, Any] = {}
+
+    def lgb(bins: int) -> None:
         options = {"objective": objective, "num_leaves": 31, "max_bin": bins, "num_threads": 1,
                    "verbosity": -1}  # fmt: skip
-        began = time.process_time()
-        for k, x, y in parts:
+        for k, x, y in fitted:
             data = lightgbm.Dataset(x, y, params={"verbosity": -1})
-            boosters[bins, k] = lightgbm.train(options, data, args.trees)
-        seconds[bins] = time.process_time() - began
-    gaps, losses, export = [], [], 0.0
-    for k, part in test.groupby(key):
-        x, y = part[names].to_numpy(float), part[target].to_numpy()
+            boosters["lgb", bins, k] = lightgbm.train(options, data, args.trees)
+
+    def xgb() -> None:
+        import xgboost
+
+        kind = "binary:logistic" if objective == "binary" else "reg:squarederror"
+        options = {"objective": kind, "nthread": 1, "tree_method": "hist", "verbosity": 0}
+        for k, x, y in fitted:
+            boosters["xgb", k] = xgboost.train(options, xgboost.DMatrix(x, y), args.trees)
+
+    def sk() -> None:
+        from sklearn.ensemble import HistGradientBoostingClassifier as Classes
+        from sklearn.ensemble import HistGradientBoostingRegressor as Values
+        from threadpoolctl import threadpool_limits
+
+        kind = Classes if objective == "binary" else Values
+        with threadpool_limits(1):
+            for k, x, y in fitted:
+                boosters["sk", k] = kind(max_iter=args.trees, early_stopping=False).fit(x, y)
+
+    arms = {"own": lambda: model.fit(train), "63": lambda: lgb(63), "255": lambda: lgb(255)}
+    times = {n: f["cpu_s"] for n, f in interleave(arms, args.repeats).items()}
+    if args.others:
+        for n, arm in (("XGBoost", xgb), ("scikit-learn", sk)):
+            began = time.process_time()
+            arm()
+            times[n] = time.process_time() - began
+    losses: dict[str, list[float]] = {}
+    export = 0.0
+    for (k, x, y), (_, part) in zip(held, test.groupby(key), strict=True):
         mine = model.predict_proba(part)[:, 1] if objective == "binary" else model.predict(part)
-        other = boosters[63, k].predict(x)
-        pair = _loss(y, mine, objective), _loss(y, other, objective)
-        losses.append(pair)
-        gaps.append(pair[0] / pair[1] - 1)
+        guesses = {"own": mine, "63": boosters["lgb", 63, k].predict(x)}
+        guesses["255"] = boosters["lgb", 255, k].predict(x)
+        if args.others:
+            import xgboost
+
+            sk_model = boosters["sk", k]
+            guesses["XGBoost"] = boosters["xgb", k].predict(xgboost.DMatrix(x))
+            guesses["scikit-learn"] = (
+                sk_model.predict_proba(x)[:, 1] if objective == "binary" else sk_model.predict(x)
+            )
+        for n, guess in guesses.items():
+            losses.setdefault(n, []).append(_loss(y, guess, objective))
         again = model.estimators_[k].predict(x)
         export = max(export, float(np.max(np.abs(again - mine) / np.maximum(np.abs(mine), 1e-9))))
-    count = len(parts)
-    return {
-        "data": name,
-        "groups": count,
-        "own ms": own_s / count * 1e3,
-        "LightGBM 63 ms": seconds[63] / count * 1e3,
-        "LightGBM 255 ms": seconds[255] / count * 1e3,
-        "times, 63": seconds[63] / own_s,
-        "times, 255": seconds[255] / own_s,
-        "own loss": float(np.mean([a for a, _ in losses])),
-        "LightGBM loss": float(np.mean([b for _, b in losses])),
+    count = len(fitted)
+    gaps = np.array(losses["own"]) / np.array(losses["63"]) - 1
+    row = {"data": name, "groups": count, "rows": len(train)}
+    row |= {f"{_NAMES[n]} ms": seconds / count * 1e3 for n, seconds in times.items()}
+    row |= {"times, 63": times["63"] / times["own"], "times, 255": times["255"] / times["own"]}
+    row |= {f"{_NAMES[n]} loss": float(np.mean(values)) for n, values in losses.items()}
+    return row | {
         "gap %": 100 * float(np.mean(gaps)),
         "2 SE %": 200 * float(np.std(gaps)) / len(gaps) ** 0.5,
         "export": export,
     }
+
+
+def grid(args, name, table, by, target, names, objective):  # type: ignore[no-untyped-def]
+    """Returns a row for nine settings, each with early stopping on a tenth held out."""
+    train, _, key, fitted, held = parts_of(args, table, by, target, names)
+    choices = {"num_leaves": [7, 15, 31], "learning_rate": [0.05, 0.1, 0.2]}
+    settings = [dict(zip(choices, pair, strict=True)) for pair in product(*choices.values())]
+    spec = GBDT(args.trees * 3, objective=objective, early_stopping_rounds=20)
+    scoring = "neg_log_loss" if objective == "binary" else "neg_root_mean_squared_error"
+    model = GroupedEstimator(
+        spec, key, target, names, choices, cv=0.2, scoring=scoring, plan="local", fallback=None,
+        random_state=0, progress=False,
+    )  # fmt: skip
+    chosen: dict[Any, Any] = {}
+
+    def lgb() -> None:
+        for k, x, y in fitted:
+            rng = np.random.default_rng(0)
+            fold = rng.integers(0, 5, len(y)) == 0
+            stop = ~fold & (rng.integers(0, 10, len(y)) == 0)
+            rest = ~fold & ~stop
+            data = lightgbm.Dataset(x[rest], y[rest], params={"verbosity": -1, "max_bin": 63})
+            watch = data.create_valid(x[stop], y[stop])
+            scores = []
+            for setting in settings:
+                booster = _lgb(objective, setting, data, watch, args.trees * 3)
+                scores.append(_loss(y[fold], booster.predict(x[fold]), objective))
+            best = settings[int(np.argmin(scores))]
+            stop = rng.integers(0, 10, len(y)) == 0
+            data = lightgbm.Dataset(x[~stop], y[~stop], params={"verbosity": -1, "max_bin": 63})
+            watch = data.create_valid(x[stop], y[stop])
+            chosen[k] = _lgb(objective, best, data, watch, args.trees * 3)
+
+    figures = interleave({"own": lambda: model.fit(train), "63": lgb}, max(1, args.repeats - 2))
+    mine, theirs = [], []
+    for k, x, y in held:
+        mine.append(_loss(y, model.estimators_[k].predict(x), objective))
+        theirs.append(_loss(y, chosen[k].predict(x), objective))
+    gaps = np.array(mine) / np.array(theirs) - 1
+    own, other = (figures[n]["cpu_s"] / len(fitted) * 1e3 for n in ("own", "63"))
+    return {
+        "data": name, "groups": len(fitted), "own ms": own, "LightGBM 63 ms": other,
+        "times": other / own, "own loss": float(np.mean(mine)),
+        "LightGBM loss": float(np.mean(theirs)), "gap %": 100 * float(np.mean(gaps)),
+        "2 SE %": 200 * float(np.std(gaps)) / len(gaps) ** 0.5,
+    }  # fmt: skip
+
+
+_NAMES = {"own": "own", "63": "LightGBM 63", "255": "LightGBM 255", "XGBoost": "XGBoost",
+          "scikit-learn": "scikit-learn"}  # fmt: skip
+
+
+def _lgb(objective: str, setting: dict[str, Any], data: Any, watch: Any, trees: int) -> Any:
+    options = {"objective": objective, "max_bin": 63, "num_threads": 1, "verbosity": -1, **setting}
+    stop = lightgbm.early_stopping(20, verbose=False)
+    return lightgbm.train(options, data, trees, valid_sets=[watch], callbacks=[stop])
 
 
 def _loss(y: np.ndarray, guess: np.ndarray, objective: str) -> float:
