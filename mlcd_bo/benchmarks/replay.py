@@ -96,10 +96,19 @@ class Truth:
             return cls(took, mlcd.Scenario.cheapest_by(limit), best)
         return cls(took, mlcd.Scenario.fastest(), min(took.values()))
 
-    def total(self, deployment: mlcd.Deployment, spent_h: float, spent_d: float):
-        """Returns the objective of the whole bill over the best, and whether a limit broke."""
-        hours = spent_h + self.hours[deployment]
-        dollars = spent_d + self.hours[deployment] * deployment.price_per_hour
+    def total(
+        self, deployment: mlcd.Deployment, spent_h: float, spent_d: float, left: float = 1.0
+    ) -> tuple[float, bool]:
+        """Returns the objective of the whole bill over the best, and whether a limit broke.
+
+        Args:
+            deployment: of the final run.
+            spent_h: hours of exploration.
+            spent_d: dollars of exploration.
+            left: part of the job that the final run has still to do.
+        """
+        hours = spent_h + left * self.hours[deployment]
+        dollars = spent_d + left * self.hours[deployment] * deployment.price_per_hour
         value = dollars if self.scenario.objective == "cost" else hours
         broken = (
             hours > (self.scenario.deadline or np.inf) * (1 + 1e-9)
@@ -156,6 +165,7 @@ def replay(
         trial_cost=cost_of(probe),
         noise=PROBES[probe],
         seed=seed,
+        kept_s=60.0 * probe if carry else 0.0,
     )
     key = (file, trace.job, strategy, scenario, hours, probe, seed)
     try:
@@ -179,7 +189,8 @@ def replay(
     ledger = search.ledger
     if pick not in truth.hours:
         return Outcome(*key, np.inf, True, len(search.trials), 0.0)
-    total, broken = truth.total(pick, ledger.hours, ledger.dollars)
+    left = search.work_left / search.job.work
+    total, broken = truth.total(pick, ledger.hours, ledger.dollars, left)
     spent = ledger.dollars if truth.scenario.objective == "cost" else ledger.hours
     return Outcome(*key, total, broken, len(search.trials), spent / truth.best)
 
@@ -354,6 +365,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--earlier", type=int, default=0, help="other jobs to learn from")
+    parser.add_argument(
+        "--carry", action="store_true", help="what a trial trains is carried on and counts"
+    )
     parser.add_argument("--out", type=Path, help="JSON lines of every outcome, to go on from")
     args = parser.parse_args()
     missing = [f for f in args.files if not (args.data / f"{f}.csv").is_file()]
@@ -366,7 +380,7 @@ def main() -> None:
     began = time.perf_counter()
     jobs = [(file, job) for file in args.files for job in load(file, args.data)]
     units = [
-        Unit(file, job, strategy, scenario, hours, probe, args.seeds, args.earlier, False)
+        Unit(file, job, strategy, scenario, hours, probe, args.seeds, args.earlier, args.carry)
         for hours in args.hours
         for probe in args.probes
         for strategy in args.strategies

@@ -62,6 +62,27 @@ def test_lognormal_index_equals_the_search_s_own():
     )
 
 
+@pytest.mark.parametrize("most", [0.3, 1.0, 1.7, 40.0])
+@pytest.mark.parametrize("cost", [1e-3, 0.1, 2.0])
+def test_an_index_with_a_limit_solves_its_equation_by_quadrature(most, cost):
+    mean, sd = 0.2, 0.6
+    g = float(gittins_index(*map(np.array, ([mean], [sd], [cost], [most])))[0])
+    end = (np.log(min(g, most)) - mean) / sd
+    worth, _ = integrate.quad(
+        lambda z: (g - np.exp(mean + sd * z)) * stats.norm.pdf(z), -12.0, end, epsabs=0, limit=200
+    )
+    assert worth == pytest.approx(cost, rel=1e-6)
+    free = float(gittins_index(*map(np.array, ([mean], [sd], [cost])))[0])
+    assert g >= free * (1 - 1e-12)
+    assert g == pytest.approx(free) or g > most
+
+
+def test_an_index_with_no_room_left_is_infinite():
+    one = np.ones(3)
+    index = gittins_index(0 * one, one, 0.1 * one, np.array([0.0, -1.0, 1e-40]))
+    assert np.isinf(index).all()
+
+
 @pytest.mark.parametrize("index", [normal_index, lognormal_index])
 def test_index_gradients_are_those_of_finite_differences(index):
     mean = torch.tensor([0.3, -1.0, 0.0], dtype=torch.float64, requires_grad=True)

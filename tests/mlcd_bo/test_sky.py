@@ -1,5 +1,8 @@
 import importlib.util
 import itertools
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -109,13 +112,76 @@ def test_without_skypilot_it_says_what_to_install():
         mlcd.SkyProfiler("train.py")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("sky") is None, reason="SkyPilot is not installed")
-def test_dry_run_of_the_installed_skypilot(tmp_path, monkeypatch):
-    from mlcd_bo.profilers._sky_client import InstalledSky
+VMS = """\
+InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,GpuInfo,Price,SpotPrice,Region,\
+AvailabilityZone,Arch
+g5.xlarge,A10G,1.0,4.0,16.0,,1.006,0.5,us-east-1,us-east-1a,x86_64
+"""
 
-    monkeypatch.setenv("HOME", str(tmp_path))
-    profiler = mlcd.SkyProfiler("train.py", client=InstalledSky(dryrun=True), infra="aws")
-    task = profiler.client.task(profiler.request(TWO, mlcd.Limits()))
-    assert task.num_nodes == 2
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("sky") is None,
+    reason="SkyPilot is not installed (extra sky; it needs an environment of its own)",
+)
+def test_dry_run_of_the_installed_skypilot(tmp_path):
+    """SkyPilot's own optimizer places the adapter's task; in a process with a home of its own."""
+    program = f"""
+import os, sys
+from pathlib import Path
+from sky.skylet import constants
+folder = Path.home() / ".sky" / "catalogs" / constants.CATALOG_SCHEMA_VERSION / "aws"
+folder.mkdir(parents=True)
+(folder / "vms.csv").write_text({VMS!r})
+tags = ["gpu-ubuntu-2004", "gpu-ubuntu", "custom-gpu-ubuntu", "custom-gpu-ubuntu-2204"]
+(folder / "images.csv").write_text("Tag,Region,OS,OSVersion,ImageId,CreationDate,BaseImageId\\n" +
+    "".join(f"skypilot:{{tag}},us-east-1,ubuntu,22.04,ami-1,20240101,ami-1\\n" for tag in tags))
+import sky
+from sky import check, clouds, execution, global_user_state
+# As if `sky check` had found credentials; nothing is asked of a cloud in a dry run.
+allowed = check._get_workspace_allowed_clouds("default")
+global_user_state.set_allowed_clouds(allowed, "default")
+global_user_state.set_enabled_clouds(["AWS"], clouds.CloudCapability.COMPUTE, "default")
+# In this process rather than in a server that would outlive it.
+sky.launch = lambda task, **options: execution.launch(task, **dict(options, down=False))
+sky.stream_and_get = lambda result: result
+import mlcd_bo as mlcd
+from mlcd_bo.profilers._sky_client import InstalledSky
+kind = mlcd.InstanceType("g5.xlarge", 1.006, vcpus=4, gpus=1, spot_price=0.5)
+client = InstalledSky(dryrun=True)
+profiler = mlcd.SkyProfiler("train.py", client=client, infra="aws")
+for spot in (False, True):
+    request = profiler.request(mlcd.Deployment(kind, 2, spot), mlcd.Limits())
+    task = client.task(request)
     (resources,) = task.resources
-    assert resources.instance_type == "g5.xlarge"
+    assert (task.num_nodes, resources.instance_type) == (2, "g5.xlarge")
+    assert resources.use_spot == spot
+    assert client.launch(request) == 0
+try:
+    client.launch(profiler.request(mlcd.Deployment(mlcd.InstanceType("z9.huge", 1.0), 1),
+                                   mlcd.Limits()))
+except mlcd.profilers._sky.SkyUnavailable as problem:
+    print("unavailable:", problem)
+"""
+    # SkyPilot asks for rsync even where nothing is copied.
+    for tool in ("rsync", "socat", "nc"):
+        (tmp_path / tool).write_text("#!/bin/sh\n")
+        (tmp_path / tool).chmod(0o755)
+    variables = {
+        "HOME": str(tmp_path),
+        "PATH": f"{os.environ['PATH']}{os.pathsep}{tmp_path}",
+        "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = done.stdout + done.stderr
+    # The optimizer's table: the one candidate, and what an hour of two machines costs.
+    assert "g5.xlarge" in said
+    assert "2.01" in said
+    assert "unavailable:" in said

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ._job import Job
 from ._prior import MODEL_NOISE, Array
 from ._space import Deployment, SearchSpace
-from ._trial import Trial
+from ._trial import Observation, Trial
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Evidence:
         failed: ruled out by a failure, shape N.
         tried: deployments in the order tried, failures included.
         seconds: seconds of the successful trials, length n.
+        kept_part: the part of `seconds` in which they have trained what is carried on, mean.
     """
 
     rows: NDArray[np.int64]
@@ -38,6 +39,7 @@ class Evidence:
     failed: NDArray[np.bool_]
     tried: NDArray[np.int64]
     seconds: Array
+    kept_part: float
 
     @classmethod
     def of(cls, space: SearchSpace, job: Job, trials: Sequence[Trial]) -> "Evidence":
@@ -64,6 +66,7 @@ class Evidence:
             failed=failed & ~np.isfinite(pace),
             tried=tried,
             seconds=np.array([t.observation.seconds for t in good]),
+            kept_part=float(np.mean([_kept_part(t.observation) for t in good])) if good else 0.0,
         )
 
     def part_of(self, most_seconds: Array) -> float:
@@ -110,6 +113,10 @@ def _failures(
         elif status in ("error", "timeout"):
             failed[row] = True
     return failed, np.array(tried, dtype=np.int64)
+
+
+def _kept_part(seen: Observation) -> float:
+    return min(seen.work_done / (seen.speed * seen.seconds), 1.0) if seen.seconds > 0 else 0.0
 
 
 def _same_type(deployment: Deployment, trial: Trial) -> bool:

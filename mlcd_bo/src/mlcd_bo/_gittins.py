@@ -1,5 +1,6 @@
 """The default strategy: Pandora's-box Gittins index with a reserve, and its cost-matched stop."""
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -7,15 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._index import gittins_index
+from ._price import prices, with_misses
 from ._prior import Array
-from ._situation import Situation
+from ._situation import LIMIT_MARGIN, Situation
 
-# A run that breaks the limit is worth this many times the objective on top of what it is.
-_MISS = 3.0
-# Weight of limit eaten by a trial, as a part of the incumbent's value.
-_SLACK_PRICE = 0.3
 # An untried deployment may be recommended only if it is this much better.
 _BLIND = 1.03
+# While nothing measured keeps the limit, beliefs are taken to be this much less certain: memory
+# cliffs and the like make surprises more frequent than a Gaussian process expects.
+_DOUBT = 1.6
 _TINY = 1e-9
 
 
@@ -59,12 +60,17 @@ class Gittins:
             )
         worth = self.worth(s)
         best = self._best(s, worth)
-        index = np.where(
-            allowed, gittins_index(s.log_objective, s.sd, self._cost(s, worth)), np.inf
+        cost = prices(s, worth, _BLIND)
+        sd = s.sd * _DOUBT if s.limited and not s.incumbents().any() else s.sd
+        longest = s.most_hours(s.trial_hours, s.trial_dollars) * math.exp(-LIMIT_MARGIN)
+        most = longest if s.objective == "time" else longest * s.rate
+        index, least = (
+            np.where(allowed, gittins_index(s.log_objective, sd, price, most), np.inf)
+            for price in (cost.ranking, cost.stopping)
         )
-        row = int(np.argmin(index))
-        if not index[row] < best:
+        if not least.min() < best:
             return stop("no trial is expected to save more than it costs", best)
+        row = int(np.argmin(index))
         return Proposal(row, float(index[row]), best, "the trial is expected to save its cost")
 
     def choose(self, s: Situation) -> int:
@@ -79,13 +85,9 @@ class Gittins:
 
     def worth(self, s: Situation) -> Array:
         """Returns what recommending each deployment now is expected to cost, misses priced in."""
-        value = s.expected_objective
         if not s.limited:
-            return value
-        kept = s.feasible(s.most_hours())
-        safest = min(float(value[int(np.argmax(kept))]), np.inf)
-        fallback = np.maximum(value, np.minimum(safest, 30.0 * value))
-        return np.asarray(value + _MISS * (1.0 - kept) * fallback)
+            return s.expected_objective
+        return with_misses(s, s.feasible(s.most_hours()))
 
     def _best(self, s: Situation, worth: Array | None = None) -> float:
         if not s.observed.any():
@@ -96,29 +98,6 @@ class Gittins:
             return best
         blind = worth[~s.observed & ~s.failed]
         return min(best, float(_BLIND * blind.min())) if blind.size else best
-
-    def _cost(self, s: Situation, worth: Array) -> Array:
-        """Returns what each trial costs: its own price, and the harm of eating into the limit."""
-        cost = s.trial_objective
-        if not s.limited:
-            return np.maximum(cost, _TINY)
-        held = int(np.argmin(np.where(s.observed, worth, np.inf)))
-        hours, dollars = s.trial_hours * s.expected, s.trial_dollars * s.expected
-        now = float(s.feasible(s.most_hours())[held])
-        # What the incumbent's chance becomes once the trial is paid, for each trial.
-        left_money = (s.ledger.dollars_left - dollars) / s.rate[held]
-        later = s.feasible(np.minimum(left_money, s.ledger.hours_left - hours), held)
-        own = s.feasible(s.most_hours(hours, dollars))
-        run = float(np.exp(s.mean[held] + 0.5 * s.sd[held] ** 2))
-        slack_h = max(s.ledger.hours_left - run, _TINY)
-        slack_d = max(s.ledger.dollars_left - run * s.rate[held], _TINY)
-        eaten = np.minimum(np.maximum(hours / slack_h, dollars / slack_d), 1.0)
-        value = float(s.expected_objective[held])
-        cost = cost + _SLACK_PRICE * float(worth[held]) * now * eaten
-        cost = cost + _MISS * value * np.maximum(now - later, 0.0) * (1.0 - own)
-        # Opening a box that cannot be kept reveals nothing of use: its cost is per chance.
-        with np.errstate(divide="ignore", over="ignore"):
-            return np.asarray(np.maximum(cost, _TINY) / own)
 
     def _first(self, s: Situation, allowed: NDArray[np.bool_]) -> int:
         candidates = allowed & ~_beside_failures(s)

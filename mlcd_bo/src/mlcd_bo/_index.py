@@ -25,15 +25,19 @@ def expected_shortfall(level: Array, mean: Array, sd: Array) -> Array:
     return np.asarray(level * normal_cdf(z) - np.exp(mean + 0.5 * sd**2) * normal_cdf(z - sd))
 
 
-def gittins_index(mean: Array, sd: Array, cost: Array) -> Array:
-    """Returns the g with ``E[(g - f)+] = cost`` for ``log f ~ N(mean, sd**2)``, elementwise.
+def gittins_index(mean: Array, sd: Array, cost: Array, most: Array | float = np.inf) -> Array:
+    """Returns the g with ``E[(g - f)+; f <= most] = cost`` for ``log f ~ N(mean, sd**2)``.
+
+    An outcome above `most` is of no use, as it breaks a limit; where the index is below `most`
+    that makes no difference.
 
     Args:
         mean: mean of log f.
         sd: standard deviation of log f, above zero.
         cost: what revealing f costs, above zero, in the unit of f; infinity gives infinity.
+        most: largest useful f; zero or less gives infinity.
     """
-    mean, sd, cost = np.broadcast_arrays(mean, sd, cost)
+    mean, sd, cost, most = np.broadcast_arrays(mean, sd, cost, most)
     # In units of the median of f; E[(g - f)+] >= g - E f bounds g from above.
     cost_u = np.asarray(cost / np.exp(mean), dtype=np.float64)
     finite = np.isfinite(cost_u)
@@ -47,4 +51,13 @@ def gittins_index(mean: Array, sd: Array, cost: Array) -> Array:
         below = expected_shortfall(np.exp(middle), zero, sd) < safe
         low = np.where(below, middle, low)
         high = np.where(below, high, middle)
-    return np.where(finite, np.exp(mean + 0.5 * (low + high)), np.inf)
+    level = np.exp(0.5 * (low + high))
+    if not np.isinf(most).all():
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            z = (np.log(np.maximum(most, 0.0)) - mean) / sd
+            useful = normal_cdf(z)
+            # Above `most` the left side grows linearly: g P(f <= most) - E[f; f <= most].
+            beyond = (safe + np.exp(0.5 * sd**2) * normal_cdf(z - sd)) / useful
+        level = np.where(np.exp(mean) * level <= most, level, beyond)
+        finite &= (most > 0) & (useful > 1e-12)
+    return np.where(finite, np.exp(mean) * np.where(finite, level, 1.0), np.inf)

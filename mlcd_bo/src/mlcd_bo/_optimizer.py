@@ -460,6 +460,7 @@ class DeploymentOptimizer:
             trial_hours=np.maximum(self._trial_hours - side_by_side, 0.0),
             trial_dollars=self._trial_dollars,
             expected=seen.part_of(self._trial_hours * 3600),
+            kept_part=seen.kept_part,
             kind=self._model.features.kind,
             count=self._count,
             tried=seen.tried,

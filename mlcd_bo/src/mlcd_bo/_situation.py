@@ -34,6 +34,7 @@ class Situation:
         trial_hours: most hours a trial lasts.
         trial_dollars: most dollars a trial costs.
         expected: the part of those that trials have really taken so far, at most 1.
+        kept_part: the part of their duration in which trials have trained what is carried on.
         kind: index of the instance type.
         count: machines.
         tried: rows in the order tried, failures included.
@@ -53,6 +54,7 @@ class Situation:
     trial_hours: Array
     trial_dollars: Array
     expected: float
+    kept_part: float
     kind: NDArray[np.int64]
     count: NDArray[np.int64]
     tried: NDArray[np.int64]

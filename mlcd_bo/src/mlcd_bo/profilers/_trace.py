@@ -6,7 +6,7 @@ from os import PathLike
 import numpy as np
 
 from .._catalog import Catalog
-from .._check import positive, whole
+from .._check import at_least_zero, positive, whole
 from .._errors import InvalidInput, TraceError
 from .._job import Job
 from .._space import Deployment, SearchSpace
@@ -26,13 +26,14 @@ class TraceProfiler:
         noise: relative standard error of a measured speed.
         seed: of the noise; a deployment gives the same answer every time.
         catalog: sizes of the instance types, if the file's names are known.
+        kept_s: seconds of each trial whose training is carried on to the next and counts.
 
     Attributes:
         space: the deployments of the table.
 
     Raises:
         TraceError: the file or a cell of it is not usable.
-        InvalidInput: the noise or the seed is out of its range.
+        InvalidInput: the noise, the seed or `kept_s` is out of its range.
 
     Example:
         >>> profiler = TraceProfiler("runs.csv")  # doctest: +SKIP
@@ -50,6 +51,7 @@ class TraceProfiler:
         noise: float = 0.0,
         seed: int = 0,
         catalog: Catalog | None = None,
+        kept_s: float = 0.0,
     ) -> None:
         if not isinstance(trace, Trace):
             traces = read_traces(trace, catalog, None if job is None else [job])
@@ -65,6 +67,7 @@ class TraceProfiler:
         self.space: SearchSpace = trace.space
         self.noise = float(noise)
         self.seed = whole("seed", seed)
+        self.kept_s = at_least_zero("kept_s", kept_s)
         self._trial_cost = trial_cost or TrialCost()
 
     def job_of(self, hours: float) -> Job:
@@ -93,4 +96,5 @@ class TraceProfiler:
             return Observation.failed(cell.status, seconds, dollars, "failed in the trace")
         rng = np.random.default_rng([self.seed, self.space.position(deployment)])
         speed = cell.speed * float(np.exp(self.noise * rng.standard_normal()))
-        return Observation(speed, speed * self.noise, seconds, dollars)
+        work = cell.speed * min(self.kept_s, seconds)
+        return Observation(speed, speed * self.noise, seconds, dollars, work_done=work)
