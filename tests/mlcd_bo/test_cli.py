@@ -140,7 +140,7 @@ def test_catalog_lists(catalog, capsys):
     assert main(["catalog", "--names", "g5.xlarge", "m5.large"]) == 0
     said = capsys.readouterr().out
     assert "1 x A10G" in said
-    assert "prices: 2024-12" in said
+    assert "prices: 2024-12, from memory" in said
     assert main(["catalog", catalog]) == 0
     assert "prices: 2026-01" in capsys.readouterr().out
 

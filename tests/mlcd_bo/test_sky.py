@@ -132,9 +132,13 @@ from sky.skylet import constants
 folder = Path.home() / ".sky" / "catalogs" / constants.CATALOG_SCHEMA_VERSION / "aws"
 folder.mkdir(parents=True)
 (folder / "vms.csv").write_text({VMS!r})
-tags = ["gpu-ubuntu-2004", "gpu-ubuntu", "custom-gpu-ubuntu", "custom-gpu-ubuntu-2204"]
+from sky.clouds import aws
+# The names of the default images change from release to release.
+tags = {{v for k, v in vars(aws).items() if k.startswith("_DEFAULT") and "IMAGE_ID" in k}}
 (folder / "images.csv").write_text("Tag,Region,OS,OSVersion,ImageId,CreationDate,BaseImageId\\n" +
-    "".join(f"skypilot:{{tag}},us-east-1,ubuntu,22.04,ami-1,20240101,ami-1\\n" for tag in tags))
+    "".join(f"{{tag}},us-east-1,ubuntu,22.04,ami-1,20240101,ami-1\\n" for tag in sorted(tags)))
+(folder / "instance_quota_mapping.csv").write_text("InstanceType,OnDemandInstanceQuotaCode,"
+    "SpotInstanceQuotaCode,QuotaName\\n")
 import sky
 from sky import check, clouds, execution, global_user_state
 # As if `sky check` had found credentials; nothing is asked of a cloud in a dry run.
@@ -159,8 +163,8 @@ for spot in (False, True):
 try:
     client.launch(profiler.request(mlcd.Deployment(mlcd.InstanceType("z9.huge", 1.0), 1),
                                    mlcd.Limits()))
-except mlcd.profilers._sky.SkyUnavailable as problem:
-    print("unavailable:", problem)
+except mlcd.InvalidInput as problem:
+    print("refused:", problem)
 """
     # SkyPilot asks for rsync even where nothing is copied.
     for tool in ("rsync", "socat", "nc"):
@@ -184,4 +188,5 @@ except mlcd.profilers._sky.SkyUnavailable as problem:
     # The optimizer's table: the one candidate, and what an hour of two machines costs.
     assert "g5.xlarge" in said
     assert "2.01" in said
-    assert "unavailable:" in said
+    assert "refused: SkyPilot refuses instance_type='z9.huge'" in said
+    assert said.count("Dryrun finished") == 2

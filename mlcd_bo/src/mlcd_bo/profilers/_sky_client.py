@@ -13,6 +13,7 @@ from typing import Any, Literal
 import sky
 from sky import exceptions
 
+from .._errors import InvalidInput
 from ._sky import SkyRequest, SkyUnavailable
 
 
@@ -49,6 +50,7 @@ class InstalledSky:
         """Starts cluster and job; returns the job's number.
 
         Raises:
+            InvalidInput: SkyPilot knows no such instance type or place.
             SkyUnavailable: no place that SkyPilot knows has the machines.
         """
         try:
@@ -62,6 +64,11 @@ class InstalledSky:
             job, _ = sky.stream_and_get(number)
         except exceptions.ResourcesUnavailableError as problem:
             raise SkyUnavailable(str(problem)) from problem
+        except ValueError as problem:
+            raise InvalidInput(
+                f"SkyPilot refuses instance_type={request.instance_type!r} with "
+                f"infra={request.infra!r}: {problem}; give the provider's name of the type"
+            ) from problem
         return int(job or 0)
 
     def lines(self, cluster: str, job: int) -> Iterator[str | None]:
