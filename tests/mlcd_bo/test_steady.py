@@ -4,7 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlcd_bo import InvalidInput
-from mlcd_bo._steady import steady_speed
+from mlcd_bo._prior import MODEL_NOISE
+from mlcd_bo._steady import Speed, steady_speed
+from mlcd_bo.profilers._watch import pays_no_more
 
 
 def clock(gaps):
@@ -80,3 +82,19 @@ def test_units_scale_through(gaps, seconds, samples):
     other = steady_speed(times * seconds, np.full(len(times), samples))
     assert other.value == pytest.approx(one.value * samples / seconds, rel=1e-6)
     assert other.half_width == pytest.approx(one.half_width, rel=1e-5, abs=1e-9)
+
+
+def test_a_probe_ends_where_a_unit_of_knowledge_is_cheapest():
+    """Against the minimum of cost times variance, searched on a grid of lengths."""
+    for spread in (0.02, 0.1, 0.5):
+        for startup in (1.0, 15.0, 300.0):
+            lengths = np.geomspace(0.01, 1e5, 20001)
+            price = (startup + lengths) * (spread**2 / lengths + MODEL_NOISE**2)
+            best = lengths[np.argmin(price)]
+
+            def so_far(seconds, spread=spread):
+                half = 1.959964 * spread / np.sqrt(seconds)
+                return Speed(1.0, half / 1.959964, half, 100, 0)
+
+            assert not pays_no_more(so_far(0.98 * best), 0.98 * best, startup)
+            assert pays_no_more(so_far(1.02 * best), 1.02 * best, startup)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 from ._errors import InvalidInput
 
@@ -87,6 +86,9 @@ def steady_speed(
         return None
     value = total / seconds
     sem, freedom = _batch_error(kept_gaps, kept_work, value)
+    # Here: a training script that only reports its steps need not load SciPy.
+    from scipy.special import stdtrit
+
     quantile = float(stdtrit(freedom, 0.975))
     return Speed(value, sem, quantile * sem / value, len(kept_gaps), skip + cut)
 

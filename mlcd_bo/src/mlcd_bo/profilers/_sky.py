@@ -182,7 +182,8 @@ class SkyProfiler:
             kind = deployment.instance_type
             ranks = max(int(kind.gpus or 0), 1) * deployment.count
             session = _Log(self.client, request.cluster, job, ranks)
-            outcome = self._watcher.run(session, limits, time.monotonic(), lambda words: None)
+            up = time.monotonic()
+            outcome = self._watcher.run(session, limits, up, lambda words: None, up - began)
             if outcome.speed is None and session.lost:
                 outcome = Outcome(None, "preempted", outcome.detail)
         finally:

@@ -1,5 +1,6 @@
 """Watches one trial until its speed is steady, it fails, or its time is up."""
 
+import math
 import re
 import time
 from collections.abc import Callable
@@ -10,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .._errors import InvalidInput
+from .._explain import Z95
+from .._prior import MODEL_NOISE
 from .._steady import Speed, steady_speed
 from .._trial import Limits, Status
 
@@ -89,7 +92,12 @@ class Watcher:
     warmup_steps: int
 
     def run(
-        self, session: Session, limits: Limits, began: float, say: Callable[[str], None]
+        self,
+        session: Session,
+        limits: Limits,
+        began: float,
+        say: Callable[[str], None],
+        before_s: float = 0.0,
     ) -> Outcome:
         """Returns the outcome of a trial that began at this monotonic time.
 
@@ -98,6 +106,7 @@ class Watcher:
             limits: when to stop.
             began: monotonic time of its start.
             say: shows a line of progress.
+            before_s: seconds charged before that, such as those of renting.
         """
         end = began + min(limits.seconds, self.startup_s + self.probe_s)
         first: float | None = None
@@ -115,8 +124,10 @@ class Watcher:
             if limits.unit == "samples" and session.steps >= 5 and not session.samples:
                 return Outcome(None, "error", _NO_SAMPLES)
             say(_progress(speed, limits.unit, now - began))
-            if speed is not None and self._enough(speed, limits, now - (first or now)):
-                return Outcome(speed)
+            if speed is not None and first is not None:
+                measured_s, startup_s = now - first, before_s + first - began
+                if self._enough(speed, limits, measured_s, startup_s):
+                    return Outcome(speed)
             if ended is not None:
                 return self._ended(ended, speed, session)
             if first is None and now > began + self.startup_s:
@@ -129,10 +140,10 @@ class Watcher:
             return Outcome(speed, detail=detail)
         return Outcome(None, "timeout", _no_step(time.monotonic() - began, session))
 
-    def _enough(self, speed: Speed, limits: Limits, measured_s: float) -> bool:
+    def _enough(self, speed: Speed, limits: Limits, measured_s: float, startup_s: float) -> bool:
         if measured_s < self.least_s:
             return False
-        if speed.half_width <= limits.half_width:
+        if speed.half_width <= limits.half_width or pays_no_more(speed, measured_s, startup_s):
             return True
         # Surely too slow to be chosen: the rest of the probe would be wasted.
         return speed.value * (1 + speed.half_width) < limits.useful_speed
@@ -149,6 +160,24 @@ class Watcher:
             )
         tail = session.tail()
         return Outcome(None, "oom" if _OUT_OF_MEMORY.search(tail) else "error", tail)
+
+
+def pays_no_more(speed: Speed, measured_s: float, startup_s: float) -> bool:
+    """Returns whether more of this probe tells less for its price than another trial would.
+
+    A probe of t seconds after a start-up of S costs ``S + t`` and leaves a relative variance of
+    ``v / t + m**2``, where m is what no probe removes (the model's own noise). Their product,
+    what one unit of knowledge costs, is least at ``t = sqrt(S v) / m``; with ``v = t sem**2``
+    that is reached once ``sem <= m sqrt(t / S)``. A dear start-up is thus used for longer.
+
+    Args:
+        speed: so far.
+        measured_s: seconds since the first step.
+        startup_s: seconds charged before it.
+    """
+    # As the interval has it, which also knows how few batches the error comes from.
+    error = speed.half_width / Z95
+    return error <= MODEL_NOISE * math.sqrt(measured_s / max(startup_s, 1e-9))
 
 
 _NO_SAMPLES = (
