@@ -1,6 +1,7 @@
 """Models that take their worker down, for the tests of faults."""
 
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from kingpin_ray import Ridge
 
 
 class Deadly(Ridge):
-    """Ends the process when it meets a group of `rows` rows; once, or every time.
+    """Kills its process (SIGKILL) when it meets a group of `rows` rows; once, or every time.
 
     Args:
         rows: size of the deadly group.
@@ -29,7 +30,7 @@ class Deadly(Ridge):
         if (block.counts == self.rows).any() and not (self.marker and Path(self.marker).exists()):
             if self.marker:
                 Path(self.marker).touch()
-            os._exit(1)
+            os.kill(os.getpid(), signal.SIGKILL)
         return super().fit(block, configs)
 
 

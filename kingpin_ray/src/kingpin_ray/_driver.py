@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -80,16 +83,61 @@ def remaining(chunks: list[Chunk], outcomes: list[Outcome]) -> list[Chunk]:
 
 
 def run_local(
-    frame: Frame | Spilled, chunks: list[Chunk], task: Task
+    frame: Frame | Spilled, chunks: list[Chunk], task: Task, threads: int = 1
 ) -> Iterator[tuple[Chunk, Outcome]]:
-    """Yields each chunk trained in this process."""
+    """Yields each chunk trained in this process, in order.
+
+    Args:
+        frame: the data.
+        chunks: what is to be trained.
+        task: what to do.
+        threads: chunks to train at a time, where the model's kernels let go of Python's lock.
+    """
+    task = replace(task, plan="local")
+    threads = min(threads, len(chunks)) if task.model.threads else 1
+    if threads <= 1:
+        with one_thread():
+            for chunk in chunks:
+                yield chunk, fit_block(frame.block(chunk.groups), task)
+        return
+
+    def fit(chunk: Chunk) -> Outcome:
+        # OpenMP and BLAS keep their number of threads for each thread that calls them.
+        with one_thread():
+            return fit_block(frame.block(chunk.groups), task)
+
+    frame.warm()
+    waiting = deque(chunks)
+    running: deque[tuple[Chunk, Future[Outcome]]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            while waiting or running:
+                # No more in flight than can work, so that memory holds few chunks.
+                while waiting and len(running) <= threads:
+                    chunk = waiting.popleft()
+                    running.append((chunk, pool.submit(fit, chunk)))
+                chunk, future = running.popleft()
+                yield chunk, future.result()
+        finally:
+            for _, future in running:
+                future.cancel()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Holds numerical libraries to one thread: matrices of one group are too small to share."""
     from threadpoolctl import threadpool_limits
 
-    task = replace(task, plan="local")
-    # Matrices of one group are too small to share between threads.
+    torch = sys.modules.get("torch")
+    before = torch.get_num_threads() if torch is not None else 1
     with threadpool_limits(1):
-        for chunk in chunks:
-            yield chunk, fit_block(frame.block(chunk.groups), task)
+        if before != 1 and torch is not None:
+            torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            if before != 1 and torch is not None:
+                torch.set_num_threads(before)
 
 
 def run_task(

@@ -333,6 +333,10 @@ class Frame:
                 X[begin : begin + 4096, j] = column[begin : begin + 4096]
         return X
 
+    def warm(self) -> None:
+        """Makes what `block` keeps, before several threads ask for it at once."""
+        self._by_row  # noqa: B018  (cached by being asked for)
+
     def matrix(self, rows: NDArray[np.int64]) -> NDArray[np.floating]:
         """Returns (len(rows), D) features."""
         if self._by_row is not None:

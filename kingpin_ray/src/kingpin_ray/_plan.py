@@ -26,6 +26,8 @@ _CLASS = 4
 _GAIN = 0.9
 # As many chunks of groups as `_driver.make_chunks` cuts, at most; each is its own round of sums.
 _CHUNKS = 32
+# Below this many rows there is one chunk, which no second thread can share.
+_LEAST_CHUNK_ROWS = 20_000
 _BYTES = 8
 
 
@@ -72,6 +74,15 @@ def count_workers(num_actors: int | None) -> int:
     return os.cpu_count() or 1
 
 
+def count_cores(num_actors: int | None) -> int:
+    """Returns how many threads train in this process: `num_actors`, or the CPUs it may use."""
+    if num_actors is not None:
+        return int(num_actors)
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def fits_of(task: Task) -> int:
     """Returns how often each group is fitted: every setting and fold, and the final model."""
     return len(task.configs) * (task.split.n_folds if task.split else 0) + 1
@@ -84,6 +95,7 @@ def walls(
     n_classes: int,
     workers: int,
     ray_running: bool,
+    cores: int = 1,
     cluster: ClusterCosts | None = None,
 ) -> dict[str, Assignment]:
     """Returns the best assignment of each plan that is possible, with its predicted seconds.
@@ -94,12 +106,13 @@ def walls(
     cluster = cluster or ClusterCosts()
     spent = fit_seconds(task.model, counts, n_features, fits_of(task))
     total = float(spent.sum())
-    found = {"local": Assignment("local", 0, total)}
+    cores = min(cores, -(-int(counts.sum()) // _LEAST_CHUNK_ROWS)) if task.model.threads else 1
+    longest = float(spent.max(initial=0.0))
+    found = {"local": Assignment("local", 0, max(longest, total / max(cores, 1)))}
     start = cluster.running_s if ray_running else cluster.start_s
     start += float(counts.sum()) * _BYTES * (n_features + 1) * cluster.ship_s
     order = largest_first(counts)
     largest = spent[order]
-    longest = float(largest[0]) if len(largest) else 0.0
     found["task"] = Assignment("task", 0, start + max(longest, total / workers))
     if not task.model.splits or workers < 2 or not len(counts):
         return found

@@ -203,5 +203,6 @@ def _ray_pays(estimator: Any, task: Task, rows: int, features: int) -> bool:
     """Returns whether Ray is predicted to save time; the groups are not known yet."""
     counts = np.full(max(rows // _TYPICAL_ROWS, 1), min(rows, _TYPICAL_ROWS))
     workers = _plan.count_workers(estimator.num_actors)
-    possible = _plan.walls(task, counts, features, 2, workers, ray_is_running())
+    cores = _plan.count_cores(estimator.num_actors)
+    possible = _plan.walls(task, counts, features, 2, workers, ray_is_running(), cores)
     return possible["task"].seconds < possible["local"].seconds

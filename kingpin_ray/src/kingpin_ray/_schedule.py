@@ -52,6 +52,7 @@ def assignment_of(
         0 if frame.classes is None else len(frame.classes),
         _plan.count_workers(num_actors),
         ray_is_running(),
+        _plan.count_cores(num_actors),
     )
     if isinstance(frame, Shuffled):  # the rows are in Ray already
         possible["local"] = replace(possible["task"])
@@ -69,7 +70,7 @@ def run_chunks(
     frame, task = run.frame, replace(run.task, plan=assignment.plan)
     if assignment.plan == "local":
         assert not isinstance(frame, Shuffled)
-        return run_local(frame, chunks, task)
+        return run_local(frame, chunks, task, _plan.count_cores(num_actors))
     assert not isinstance(frame, Spilled)
     if assignment.plan == "data":
         return run_split(frame, chunks, task, num_actors)

@@ -73,6 +73,9 @@ class Spilled(Parts):
     def _map(self, part: int, name: str) -> NDArray[Any]:
         return np.asarray(np.load(self._folder / f"{part}-{name}.npy", mmap_mode="r"))
 
+    def warm(self) -> None:
+        """Does nothing: no state is made when blocks are read."""
+
     def block(self, groups: NDArray[np.int64]) -> Block:
         """Returns the rows of some groups, each group's in the order of the files."""
         place = np.full(len(self.keys), -1)

@@ -455,6 +455,35 @@ EXPORT int kp_ridge_search(const double* held, int64_t groups, int32_t parts, in
   }
 }
 
+// Loss, gradient and Hessian of the rows of each group at its own w, for groups of which other
+// workers hold more rows.
+//
+// design: (rows, padded(size)) with zeros behind the first `size`; target: (rows,) 0 and 1; group k
+// has the rows begin[k] to end[k]; w: (groups, size); out: (groups, 1 + size + size * size).
+// Returns 0, or 1 when memory ran out.
+EXPORT int kp_logistic_terms(const double* design, const double* target, const int64_t* begin,
+                             const int64_t* end, int64_t groups, int32_t size, const double* w,
+                             double* out) {
+  try {
+    const int width = padded(size);
+    std::vector<double> at(width), gradient(width), hessian(size_t(width) * width),
+        weighted(size_t(kChunk) * width);
+    for (int64_t g = 0; g < groups; ++g) {
+      std::copy(w + g * size, w + (g + 1) * size, at.begin());
+      double* to = out + g * (1 + size + int64_t(size) * size);
+      *to++ = evaluate(design + begin[g] * width, target + begin[g], end[g] - begin[g], width,
+                       at.data(), gradient.data(), hessian.data(), weighted.data());
+      for (int j = 0; j < size; ++j) *to++ = gradient[j];
+      for (int i = 0; i < size; ++i)
+        for (int j = 0; j < size; ++j)
+          *to++ = hessian[size_t(std::min(i, j)) * width + std::max(i, j)];
+    }
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
+}
+
 // Two-class logistic regression of each group under each penalty, from strong to weak.
 //
 // codes: (rows,) 0 and 1; weights: (n,) 1 / C, falling; coef: (n, groups, features) and intercept:

@@ -37,6 +37,9 @@ def library() -> Any:
         pointer, i32, pointer, pointer, i64, i32, i32, pointer, i64, f64, i32, pointer, pointer,
         pointer, pointer,
     ]  # fmt: skip
+    loaded.kp_logistic_terms.argtypes = [
+        pointer, pointer, pointer, pointer, i64, i32, pointer, pointer,
+    ]  # fmt: skip
     return loaded
 
 
@@ -129,3 +132,35 @@ def logistic(
         )
     )  # fmt: skip
     return coef, intercept, steps, converged.astype(bool)
+
+
+def padded(rows: F64) -> F64:
+    """Returns rows (N, P) as the kernel walks them: P rounded up to whole vectors, zeros behind."""
+    out = np.zeros((len(rows), -(-rows.shape[1] // 8) * 8))
+    out[:, : rows.shape[1]] = rows
+    return out
+
+
+def logistic_terms(
+    design: F64, target: F64, begin: NDArray[np.int64], end: NDArray[np.int64], w: F64
+) -> F64:
+    """Returns (B, 1 + P + P * P) loss, gradient and Hessian of B groups at their own w (B, P).
+
+    Args:
+        design: (N, padded P) what `padded` returned.
+        target: (N,) 0.0 and 1.0.
+        begin: (B,) first row of each group.
+        end: (B,) the row behind its last.
+        w: coefficients.
+    """
+    begin, end = np.ascontiguousarray(begin, np.int64), np.ascontiguousarray(end, np.int64)
+    w = np.ascontiguousarray(w)
+    groups, size = w.shape
+    out = np.empty((groups, 1 + size + size * size))
+    _done(
+        library().kp_logistic_terms(
+            design.ctypes.data, target.ctypes.data, begin.ctypes.data, end.ctypes.data, groups,
+            size, w.ctypes.data, out.ctypes.data,
+        )
+    )  # fmt: skip
+    return out

@@ -274,6 +274,27 @@ class _Split:
         return total[:, 0], total[:, 1 : 1 + size], hessian
 
 
+class _SplitBinary:
+    """As `_Split`, of two classes and by the compiled kernel."""
+
+    def __init__(self, x: F64, codes: NDArray[np.int64], offsets: NDArray[np.int64], add: Add):
+        self.design = linear_kernel.padded(x)
+        self.target = codes.astype(np.float64)
+        self.begin, self.end = offsets[:-1], offsets[1:]
+        self.add = add
+
+    def take(self, keep: NDArray[np.bool_]) -> None:
+        self.begin, self.end = self.begin[keep], self.end[keep]
+
+    def __call__(self, w: F64) -> tuple[F64, F64, F64]:
+        size = w.shape[2]
+        total = self.add(
+            linear_kernel.logistic_terms(self.design, self.target, self.begin, self.end, w[:, 0])
+        )
+        hessian = total[:, 1 + size :].reshape(-1, size, size)
+        return total[:, 0], total[:, 1 : 1 + size], hessian
+
+
 def fit_logistic_split(
     block: Block,
     codes: NDArray[np.int64],
@@ -314,20 +335,24 @@ def fit_logistic_split(
         x = np.concatenate([x, np.ones((len(x), 1))], axis=1)
     ridge = _ridge(scale, fit_intercept)
     start = np.zeros((groups, models, x.shape[1]))
-    found = [
+    compiled = models == 1 and linear_kernel.library() is not None
+    found = [] if compiled else [
         (bucket.positions, *padded_rows(block, bucket))
         for bucket in buckets(block.counts, 8 * (2 * features + 4 * models + 4))
-    ]
+    ]  # fmt: skip
     for at in np.argsort(penalties, kind="stable"):
         weight = 1.0 / penalties[at] if np.isfinite(penalties[at]) else 0.0
-        parts = []
-        for positions, rows, real in found:
-            target = codes[rows]
-            loss = _Binary(target, real) if models == 1 else _Softmax(target, real, n_classes)
-            parts.append((positions, _Whole(x[rows] * real[:, :, None], loss)))
-        start, steps, done = _newton(
-            _Split(parts, groups, add), ridge * weight, start, tol=tol, max_iter=max_iter
-        )
+        problem: _Split | _SplitBinary
+        if compiled:
+            problem = _SplitBinary(x, codes, block.offsets, add)
+        else:
+            parts = []
+            for positions, rows, real in found:
+                target = codes[rows]
+                loss = _Binary(target, real) if models == 1 else _Softmax(target, real, n_classes)
+                parts.append((positions, _Whole(x[rows] * real[:, :, None], loss)))
+            problem = _Split(parts, groups, add)
+        start, steps, done = _newton(problem, ridge * weight, start, tol=tol, max_iter=max_iter)
         fit.store(int(at), np.arange(groups), start, steps, done, mean, scale)
     return fit
 
@@ -341,7 +366,7 @@ def _sums(values: F64, block: Block) -> F64:
 
 
 def _newton(
-    problem: _Whole | _Split,
+    problem: _Whole | _Split | _SplitBinary,
     ridge: F64,
     start: F64,
     *,

@@ -69,12 +69,16 @@ class GroupModel(BaseEstimator):  # type: ignore[misc]
         kind: "classifier" or "regressor".
         accepts_missing: whether NaN features may reach `fit`.
         needs_pickle: whether a stack holds Python objects that only pickle can write.
+        threads: whether blocks may be trained in several threads at once, and gain by it: `fit`
+            spends its time outside Python's lock and touches nothing global, such as a random
+            state.
     """
 
     name: ClassVar[str] = ""
     kind: ClassVar[str] = "regressor"
     accepts_missing: ClassVar[bool] = False
     needs_pickle: ClassVar[bool] = False
+    threads: ClassVar[bool] = False
 
     @property
     def classifier(self) -> bool:

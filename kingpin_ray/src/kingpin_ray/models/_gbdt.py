@@ -66,6 +66,7 @@ class GBDT(GroupModel):
 
     name: ClassVar[str] = "gbdt"
     accepts_missing: ClassVar[bool] = True
+    threads: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -35,6 +35,7 @@ class _LeastSquares(GroupModel):
     """What Linear and Ridge share."""
 
     kind: ClassVar[str] = "regressor"
+    threads: ClassVar[bool] = True
 
     def validate(self, params: Mapping[str, Any]) -> None:
         """Raises ParameterError when a value is not allowed."""

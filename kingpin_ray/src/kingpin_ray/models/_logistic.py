@@ -39,6 +39,7 @@ class Logistic(GroupModel):
 
     name: ClassVar[str] = "logistic"
     kind: ClassVar[str] = "classifier"
+    threads: ClassVar[bool] = True
 
     def __init__(
         self, C: float = 1.0, *, fit_intercept: bool = True, tol: float = 1e-8, max_iter: int = 100

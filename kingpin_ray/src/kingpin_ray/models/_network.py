@@ -258,6 +258,7 @@ class MLP(_Network):
     """
 
     name: ClassVar[str] = "mlp"
+    threads: ClassVar[bool] = True
 
     def __init__(
         self,
