@@ -1,10 +1,18 @@
-"""Split groups on two gloo processes: DDP, a group at a time, against one exchange for all."""
+"""Split groups on gloo processes: DDP, a group at a time, against one exchange for all.
+
+With --link each rank runs in a network namespace of its own behind a link of that rate (root and
+Linux only; a token bucket of `tc`).
+"""
 
 import argparse
+import ctypes
 import os
 import socket
+import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -54,13 +62,54 @@ def ddp(block, groups: int) -> float:  # type: ignore[no-untyped-def]
     return float(np.mean(losses))
 
 
-def worker(rank: int, world: int, address: str, sizes: list[int], repeats: int, out: str) -> None:
+@contextmanager
+def hosts(ranks: int, rate: str) -> Iterator[str]:
+    """Makes a namespace for each rank on a bridge behind shaped links; yields their prefix."""
+    tag = f"kp{os.getpid() % 10000}"
+
+    def run(command: str) -> None:
+        subprocess.run(command.split(), check=True)
+
+    names = [f"{tag}-{r}" for r in range(ranks)]
+    try:
+        run(f"ip link add {tag}br type bridge")
+        run(f"ip link set {tag}br up")
+        for r, name in enumerate(names):
+            run(f"ip netns add {name}")
+            run(f"ip link add {tag}v{r} type veth peer name eth0 netns {name}")
+            run(f"ip link set {tag}v{r} master {tag}br up")
+            inside = f"ip netns exec {name}"
+            run(f"{inside} ip addr add 10.77.0.{r + 1}/24 dev eth0")
+            run(f"{inside} ip link set eth0 up")
+            run(f"{inside} ip link set lo up")
+            run(f"{inside} tc qdisc add dev eth0 root tbf rate {rate} burst 256kb latency 100ms")
+        yield tag
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+        command = ["ip", "link", "del", f"{tag}br"]
+        subprocess.run(command, check=False, capture_output=True)
+
+
+def enter(name: str) -> None:
+    """Moves this process into a network namespace."""
+    with open(f"/var/run/netns/{name}") as file:
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), 0x40000000):
+            raise OSError(ctypes.get_errno(), "setns")
+    os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+
+
+def worker(
+    rank: int, world: int, address: str, sizes: list[int], repeats: int, out: str, tag: str
+) -> None:
     """Runs both ways in turn on one worker."""
     from kingpin_ray import MLP
     from kingpin_ray._engine import Task
     from kingpin_ray._gap import Exchange, fit_split
 
     torch.set_num_threads(1)
+    if tag:
+        enter(f"{tag}-{rank}")
     exchange = Exchange(rank, world, address)
     task = Task(
         MLP((64, 64), batch_size=BATCH, epochs=EPOCHS), ({},), None, "neg_log_loss", 2, "data"
@@ -95,15 +144,20 @@ def main() -> None:
     parser.add_argument("--groups", type=int, nargs="+", default=[15, 100])
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--link", help="rate of each rank's link, such as 1gbit")
     parser.add_argument("--out")
     args = parser.parse_args()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        tag, address = "", ""
+        if args.link:
+            tag, address = stack.enter_context(hosts(args.ranks, args.link)), "10.77.0.1:29511"
+        else:
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                address = f"127.0.0.1:{probe.getsockname()[1]}"
         lines = f"{folder}/lines"
         torch.multiprocessing.spawn(
-            worker, (args.ranks, address, args.groups, args.repeats, lines), args.ranks
+            worker, (args.ranks, address, args.groups, args.repeats, lines, tag), args.ranks
         )
         found = [line.split(",") for line in Path(lines).read_text().splitlines()]
     rows = [
@@ -111,7 +165,8 @@ def main() -> None:
          "times": float(d) / float(g), "DDP loss": float(a), "GAP loss": float(b)}
         for n, few, d, g, a, b in found
     ]  # fmt: skip
-    title = f"{args.ranks} gloo ranks, each with its share of every group, 20-64-64-2"
+    link = f" behind {args.link} links" if args.link else ""
+    title = f"{args.ranks} gloo ranks{link}, each with its share of every group, 20-64-64-2"
     report(title, rows, args.out)
 
 
