@@ -1,4 +1,4 @@
-"""A hundred thousand groups in one fit: seconds, peak memory, one model from the store; start-up."""
+"""A hundred thousand groups in one fit: seconds, peak memory, one model of the store; start-up."""
 
 import argparse
 import os
@@ -15,7 +15,6 @@ import pyarrow as pa
 from _common import report
 
 from kingpin_ray import GroupedEstimator, Ridge
-
 
 FIRST = """
 import time
