@@ -21,6 +21,7 @@ from bifeat_pyg._errors import FeatureError as FeatureError
 from bifeat_pyg._errors import FormatError as FormatError
 from bifeat_pyg._errors import LoaderError as LoaderError
 from bifeat_pyg._errors import NonFiniteError as NonFiniteError
+from bifeat_pyg._errors import NotAGraphError as NotAGraphError
 from bifeat_pyg._errors import RowIndexError as RowIndexError
 from bifeat_pyg._errors import SpecError as SpecError
 from bifeat_pyg._errors import StorageError as StorageError

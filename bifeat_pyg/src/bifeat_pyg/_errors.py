@@ -7,6 +7,7 @@ BiFeatError
 ├── RowIndexError        a row index outside the table, or of a wrong kind              (IndexError)
 ├── UnknownAttrError     no such node type or attribute                                 (KeyError)
 ├── LoaderError          a loader or graph cannot be used this way                      (ValueError)
+│   └── NotAGraphError   a loader asked a feature store for its graph               (AttributeError)
 ├── StorageError         a file could not be written or must not be overwritten         (OSError)
 └── FormatError          what lies on disk is not a store of ours                       (ValueError)
     ├── ChecksumError    its bytes differ from what was written
@@ -63,6 +64,10 @@ class UnknownAttrError(BiFeatError, KeyError):
 
 class LoaderError(BiFeatError, ValueError):
     """A loader, batch or graph cannot be used this way."""
+
+
+class NotAGraphError(LoaderError, AttributeError):
+    """A loader that takes a graph was given a feature store."""
 
 
 class StorageError(BiFeatError, OSError):

@@ -35,7 +35,7 @@ class QuantizedLoader:
 
     Raises:
         LoaderError: `loader` cannot be iterated, the device is not there, or another argument is
-            not of its kind.
+            not of its kind. While iterating: PyG's own sampler lacks its compiled library.
 
     Example:
         >>> for batch in QuantizedLoader(loader, device="cuda"):
@@ -77,13 +77,25 @@ class QuantizedLoader:
         self._store = store if store is not None else _find_store(loader)
 
     def __iter__(self) -> Iterator[Any]:
-        batches = iter(self.loader)
+        batches = self._batches()
         if self.device is not None and self.device.type == "cuda" and self.prefetch:
             moved = self._prefetched(batches)
         else:
             moved = (self._moved(batch) for batch in batches)
         for batch in moved:
             yield self._dequantized(batch)
+
+    def _batches(self) -> Iterator[Any]:
+        try:
+            yield from self.loader
+        except ImportError as error:
+            # PyG's samplers find out at the first batch, also in a worker.
+            if "pyg-lib" not in str(error) and "torch-sparse" not in str(error):
+                raise
+            raise LoaderError(
+                f"{error}. Without them use ours: NodeLoader(data, CSCNeighborSampler(data, "
+                "num_neighbors=[10, 5]), ...), and LinkLoader alike"
+            ) from error
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]

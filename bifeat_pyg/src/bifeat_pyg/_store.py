@@ -10,7 +10,7 @@ from torch_geometric.data import Data, FeatureStore, HeteroData
 from torch_geometric.data.feature_store import TensorAttr, _FieldStatus
 
 from bifeat_pyg._dispatch import check_index
-from bifeat_pyg._errors import FeatureError, LoaderError, UnknownAttrError
+from bifeat_pyg._errors import FeatureError, LoaderError, NotAGraphError, UnknownAttrError
 from bifeat_pyg._fit import as_float, check_nan
 from bifeat_pyg._quantize import SUFFIX, check_rows, label, names_of, spec_for
 from bifeat_pyg._report import Report, table_report
@@ -20,6 +20,9 @@ from bifeat_pyg._table import PackedTable, row_index
 from bifeat_pyg.quantizers._base import Codec, Spec
 
 Key = tuple[str | None, str]
+
+# What PyG's loaders ask a graph for first.
+_OF_GRAPHS = ("edge_index", "adj_t", "num_nodes", "node_types", "edge_types", "node_stores")
 
 
 class StoreAttr(TensorAttr):  # type: ignore[misc]
@@ -55,6 +58,14 @@ class QuantizedFeatureStore(FeatureStore):  # type: ignore[misc]
         self._tables: dict[Key, PackedTable] = {}
         self._plain: dict[Key, Tensor] = {}
         self._path: Path | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OF_GRAPHS:
+            raise NotAGraphError(
+                f"this loader takes a graph (it asks for {name}), not a QuantizedFeatureStore; "
+                "give it quantize(data), or use NodeLoader or LinkLoader with (store, graph)"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @classmethod
     def from_data(
