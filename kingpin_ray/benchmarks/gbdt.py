@@ -94,7 +94,15 @@ def one(args, name, table, by, target, names, objective):  # type: ignore[no-unt
     train, test, key, fitted, held = parts_of(args, table, by, target, names)
     spec = GBDT(n_estimators=args.trees, objective=objective)
     model = GroupedEstimator(
-        spec, key, target, names, plan="local", fallback=None, random_state=0, progress=False
+        spec,
+        key,
+        target,
+        names,
+        plan="local",
+        fallback=None,
+        random_state=0,
+        progress=False,
+        num_actors=1,
     )
     boosters: dict[Any, Any] = {}
 
@@ -170,7 +178,7 @@ def grid(args, name, table, by, target, names, objective):  # type: ignore[no-un
     scoring = "neg_log_loss" if objective == "binary" else "neg_root_mean_squared_error"
     model = GroupedEstimator(
         spec, key, target, names, choices, cv=0.2, scoring=scoring, plan="local", fallback=None,
-        random_state=0, progress=False,
+        random_state=0, progress=False, num_actors=1,
     )  # fmt: skip
     chosen: dict[Any, Any] = {}
 

@@ -46,13 +46,13 @@ def ray() -> Iterator[Any]:
 
 
 def same_bytes(first: Path, second: Path) -> None:
-    """All files of two stores are equal, but for the clocks in the results and the manifest."""
+    """All files of two stores are equal, but for clocks and plans in results and manifest."""
     names = {path.name for path in first.iterdir()}
     assert names == {path.name for path in second.iterdir()}
     assert {"models.arrow", "keys.arrow", "groups.arrow"} <= names
     for name in names - {"results.arrow", "manifest.json"}:
         assert (first / name).read_bytes() == (second / name).read_bytes(), name
-    tables = [Store(path).results().drop(["seconds"]) for path in (first, second)]
+    tables = [Store(path).results().drop(["seconds", "plan"]) for path in (first, second)]
     assert tables[0].equals(tables[1])
 
 
