@@ -12,6 +12,7 @@ Needs scikit-learn beside bifeat-pyg.
 """
 
 import argparse
+from collections.abc import Iterator
 
 import torch
 from sklearn.datasets import load_digits
@@ -55,8 +56,8 @@ def optimum(features: Tensor, labels: Tensor, decay: float) -> Tensor:
     return weights.detach()
 
 
-def gaps(decay: float = 1e-3) -> dict[str, tuple[float, float]]:
-    """Returns by quantizer the relative error of the features and the gap of the loss."""
+def gaps(decay: float = 1e-3) -> Iterator[tuple[str, float, float]]:
+    """Yields quantizer, relative error of the features and gap of the loss, each as it is found."""
     data, smooth = digits()
 
     def prepared(x: Tensor) -> Tensor:
@@ -65,15 +66,13 @@ def gaps(decay: float = 1e-3) -> dict[str, tuple[float, float]]:
 
     true = prepared(data.x)
     least = loss(optimum(true, data.y, decay), true, data.y, decay)
-    found = {}
     specs = {f"{b} bit": SQ(b) for b in (1, 2, 4, 8, 16)} | {"VQ 8x256": VQ(8, 256)}
     for name, spec in specs.items():
         packed = quantize(data, spec=spec)
         x = packed.x_codec.decode(packed.x)
         weights = optimum(prepared(x), data.y, decay)
         gap = float(loss(weights, true, data.y, decay) - least)
-        found[name] = (float((x - data.x).norm() / data.x.norm()), gap)
-    return found
+        yield name, float((x - data.x).norm() / data.x.norm()), gap
 
 
 def main() -> None:
@@ -81,9 +80,9 @@ def main() -> None:
     argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     ).parse_args()
-    print("quantizer   error of features   loss above the optimum")
-    for name, (error, gap) in gaps().items():
-        print(f"{name:10}  {error:17.4f}   {gap:.2e}")
+    print("quantizer   error of features   loss above the optimum", flush=True)
+    for name, error, gap in gaps():
+        print(f"{name:10}  {error:17.4f}   {gap:.2e}", flush=True)
 
 
 if __name__ == "__main__":

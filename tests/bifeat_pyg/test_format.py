@@ -37,6 +37,9 @@ from bifeat_pyg._cli import main
 
 from .graphs import SPECS, features, graph, hetero, name
 
+# On a machine, or with a share of one, of fewer processors than workers.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create .* worker:UserWarning")
+
 
 def content(folder):
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}

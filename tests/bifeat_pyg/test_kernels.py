@@ -114,6 +114,16 @@ def test_c_lut_and_encode_equal_reference(shape, bits):
     )
 
 
+@needs_c
+@pytest.mark.parametrize("shape", SHAPES)
+def test_c_errors_equal_torch(shape):
+    x, y = torch.randn(shape) * 1e25, torch.randn(shape)  # squares overflow float32
+    squared, power = torch.ones(2, shape[1], dtype=torch.float64)
+    cpu.add_errors(x, y, squared, power)
+    torch.testing.assert_close(squared, 1 + (y - x).double().square().sum(0))
+    torch.testing.assert_close(power, 1 + x.double().square().sum(0))
+
+
 def vector_case(parts, length, width, columns, rows=40):
     code_bytes = 1 if length <= 256 else 2 if length <= 1 << 16 else 3
     codes = codes_of(rows, parts, 1) * 0 + torch.randint(0, length, (rows, parts))

@@ -34,6 +34,9 @@ from bifeat_pyg import (
 
 from .graphs import features, graph, hetero
 
+# On a machine, or with a share of one, of fewer processors than workers.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create .* worker:UserWarning")
+
 SETTINGS = [
     {"num_workers": 0},
     {"num_workers": 0, "filter_per_worker": False},

@@ -38,7 +38,7 @@
 #define AHEAD 16         /* a row is asked for while the row this many before it is worked on */
 #define AHEAD_BYTES 1024 /* of a wider row the processor foresees the rest by itself */
 
-API int32_t bf_abi(void) { return 1; }
+API int32_t bf_abi(void) { return 2; }
 
 /* Returns the first position whose index is outside [0, rows), or -1. */
 API int64_t bf_check(const int64_t *index, int64_t m, int64_t rows) {
@@ -289,6 +289,17 @@ WIDE API void bf_affine_encode(const float *x, int64_t n, int64_t columns, int32
       plane_encode(from + start, part, shift, top, low + start, inverse + start, to);
     }
   }
+}
+
+/* Adds up by column, in double: squares of y - x, and squares of x. */
+WIDE API void bf_errors(const float *restrict x, const float *restrict y, int64_t n, int64_t columns,
+                        double *restrict squared, double *restrict power) {
+  for (int64_t i = 0; i < n; i++, x += columns, y += columns)
+    for (int64_t j = 0; j < columns; j++) {
+      double value = x[j], difference = y[j] - x[j];
+      squared[j] += difference * difference;
+      power[j] += value * value;
+    }
 }
 
 /* The nearest of `length` centroids for each row: least offset[k] - sum_w x[w] * book[w][k], the first

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_ABI = 1
+_ABI = 2
 _SUFFIX = {"win32": ".dll", "darwin": ".dylib"}.get(sys.platform, ".so")
 LIBRARY = Path(__file__).with_name(f"_bifeat{_SUFFIX}")
 
@@ -52,6 +52,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         None,
         [c_void_p, c_int64, c_int64, c_int32, c_void_p, c_void_p, c_void_p, c_int64],
     ),
+    "bf_errors": (None, [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p]),
     "bf_assign": (
         None,
         [c_void_p, *[c_int64] * 4, *[c_void_p] * 5],
@@ -124,6 +125,13 @@ def affine(
         _at(codes_NB), codes_NB.stride(0), _at(index_M), out.shape[0], out.shape[1], bits,
         _at(low_D), _at(step_D), _at(out),
     )  # fmt: skip
+
+
+def add_errors(x_ND: Tensor, y_ND: Tensor, squared_D: Tensor, power_D: Tensor) -> None:
+    """Adds the squares of y - x and of x to float64 sums by column; rows are float32."""
+    _library().bf_errors(
+        _at(x_ND), _at(y_ND), x_ND.shape[0], x_ND.shape[1], _at(squared_D), _at(power_D)
+    )
 
 
 def lut(
