@@ -23,18 +23,19 @@ SPECS = {
 }
 
 CHILD = """
-import json, resource, sys, time
+import json, sys, time
 import torch
 torch.set_num_threads(1)
 from bifeat_pyg import SQ, VQ, paper, quantize_file
-def resident():
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * resource.getpagesize()
-before = resident()
+def memory(line):
+    # Not ru_maxrss: a process inherits that of the one that started it.
+    with open("/proc/self/status") as file:
+        return next(int(row.split()[1]) for row in file if row.startswith(line)) * 1024
+before = memory("VmRSS")
 wall, cpu = time.perf_counter(), time.process_time()
 store = quantize_file(sys.argv[1], sys.argv[2], eval(sys.argv[3]))
 wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+peak = memory("VmHWM")
 table = next(iter(store.report()))
 print(json.dumps([wall, cpu, peak - before, table.ratio, table.error]))
 """
@@ -43,7 +44,7 @@ print(json.dumps([wall, cpu, peak - before, table.ratio, table.error]))
 def main() -> int:
     """Prints the table."""
     options = arguments(__doc__, mib=2560, columns=128, limit_mib=256, quantizers=len(SPECS))
-    if not os.path.exists("/proc/self/statm"):
+    if not os.path.exists("/proc/self/status"):
         print("reads /proc; not on this system")
         return 0
     rows_total = (options.mib << 20) // (2 * options.columns)
