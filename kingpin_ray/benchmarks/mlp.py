@@ -58,6 +58,7 @@ def _ddp_rank(rank: int, meet: str, groups: int, out: str) -> None:
     ddp(block, groups)
     if rank == 0:
         Path(out).write_text(str(time.perf_counter() - began))
+    torch.distributed.barrier()  # a rank that leaves early takes the other's connection away
     torch.distributed.destroy_process_group()
 
 
