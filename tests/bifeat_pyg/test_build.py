@@ -27,7 +27,7 @@ def test_it_compiles_with_the_compiler_at_hand(compile_kernels, tmp_path):
     library = tmp_path / "kernels.so"
     assert compile_kernels(SOURCE, library, warnings.append)
     assert not warnings
-    assert ctypes.CDLL(str(library)).bf_abi() == 1
+    assert ctypes.CDLL(str(library)).bf_abi() == 2
     assert os.listdir(tmp_path) == ["kernels.so"]
 
 
