@@ -115,6 +115,7 @@ def test_torch_manual_seed_or_seed_fix_the_draws():
     assert not torch.equal(fixed[0], fixed[2])
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create .* worker:UserWarning")
 def test_a_seed_gives_the_same_batches_for_any_number_of_workers():
     data = graph()
     batches = [
