@@ -2,48 +2,57 @@
 
 For every regime and seed: a federation, its metrics, and arms that all see the same clients,
 initial models and orders of examples. Arms that tune get the same number of proxy evaluations.
-Arms named "oracle" choose their setting on the test set, which nobody can.
+Arms named "best" choose their setting on the test set, which nobody can: rivals at their best.
 
-    python -m regimes --data digits --seeds 8 --out digits.json
+    python benchmarks/regimes.py --data fashion --seeds 8     # appends rows, resumes
+    python benchmarks/regimes.py --data fashion --table       # prints what there is
 
 The trained federations are emulated in this process (the same code as the tuner's, checked against
 one client after another in the tests), with the real clients and the test set.
 """
 
 import argparse
+import functools
 import json
-import platform
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch.func import functional_call
 
 sys.path.insert(0, str(Path(__file__).parent))
 import federations
+import regimes_table
+import rivals
+from rivals import Outcome
 
-import fedtune_flwr
-from fedtune_flwr import Emulator, Int, Linear, Log, ProxyTask, SearchSpace, tune
-from fedtune_flwr._batched import simulate_batched
+from fedtune_flwr import Emulator, Int, Linear, Log, Policy, ProxyTask, SearchSpace, tune
 from fedtune_flwr._metrics import NAMES, as_matrix, label_entropy
+from fedtune_flwr._report import TuneReport
 from fedtune_flwr._simulate import Candidate, Emulation
 from fedtune_flwr._tune import TuneOptions, candidate
 
 BATCH = 16
 GRID_LR = (0.05, 0.15, 0.45, 1.2)
 GRID_EPOCHS = (1, 2, 4)
+GRID = [{"lr": lr, "local-epochs": e} for lr in GRID_LR for e in GRID_EPOCHS]
 SPACE = {"lr": Log(0.02, 2.0), "local-epochs": Int(1, 5)}
+ADJUSTED = {**SPACE, "logit-adjustment": Linear(0.0, 1.2)}
+LAST = 4  # rounds whose mean accuracy counts
 
 
 class Cell:
-    """One regime with one seed."""
+    """One regime with one seed, and every arm on it."""
 
     def __init__(self, data: str, regime: str, seed: int, budget: int) -> None:
         self.source = getattr(federations, data)(seed)
-        self.clients = federations.federation(self.source, regime, seed)
+        self.federation = federations.federation(self.source, regime, seed)
+        self.clients = self.federation.clients
         self.seed = seed
         self.options = TuneOptions(
             budget=budget,
@@ -51,17 +60,21 @@ class Cell:
             fraction=self.source.per_round / self.source.clients,
         )
         self.task = ProxyTask(
-            self.source.new_model, data=self.source.proxy, defaults={"batch-size": BATCH}
+            self.source.model,
+            data=self.source.proxy,
+            defaults={"batch-size": BATCH},
+            classes=self.source.classes,
         )
         self.emulator = Emulator(self.task, seed=seed)
         self.metrics = [self.emulator.measure(x, y) for x, y in self.clients]
         self.matrix = as_matrix(self.metrics)
-        self.real = [self._real(s) for s in range(2)]
+        self.log_size = np.log([len(y) for _, y in self.clients])
+        self.real = [self._real(sampling) for sampling in range(2)]
 
     def _real(self, sampling: int) -> Emulation:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(1000 * self.seed + sampling)
-            model = self.source.new_model()
+            model = self.source.model()
         return Emulation(
             tuple(x for x, _ in self.clients),
             tuple(y for _, y in self.clients),
@@ -72,150 +85,211 @@ class Cell:
             1000 * self.seed + sampling,
         )
 
-    def accuracy(self, candidates: list[Candidate]) -> np.ndarray:
-        """Test accuracy, mean of the last 5 rounds and of two runs, in percent."""
-        runs = [(e, c) for c in candidates for e in self.real]
-        curves = simulate_batched(self.task, runs, self.source.rounds)
-        return 100 * curves[:, -5:].mean(axis=1).reshape(-1, len(self.real)).mean(axis=1)
-
-    def tuned(self, tuner: str, *, customize: bool, adjust: bool = False) -> dict[str, float]:
-        """Accuracy after tuning, with what tuning took and decided."""
-        space = dict(SPACE) | ({"logit-adjustment": Linear(0.0, 1.2)} if adjust else {})
-        options = TuneOptions(**{**vars(self.options), "customize": customize})
-        report = tune(
-            SearchSpace(**space), self.emulator, self.metrics,
-            tuner=tuner, options=options, seed=self.seed, progress=lambda line: None,
-        )  # fmt: skip
-        accuracy = float(self.accuracy([candidate(report.policy, self.real[0])])[0])
-        work = candidate(report.policy, self.real[0]).values
+    def row(self, outcomes: list[Outcome]) -> dict[str, Any]:
+        """Figures of one arm: means over the two runs."""
+        model = self.task.model_fn()
+        worst = []
+        for outcome in outcomes:
+            with torch.no_grad():
+                each = self.federation.accuracy_by_client(
+                    lambda x, state=outcome.state: functional_call(model, state, (x,)).argmax(1),
+                    self.source.test,
+                )
+            worst.append(100 * np.sort(each)[: max(1, len(each) // 10)].mean())
+        curve = np.mean([o.curve for o in outcomes], axis=0)
         return {
-            "accuracy": accuracy,
-            "seconds": report.seconds,
-            "evaluations": report.cost,
-            "customizes": float(report.policy.customizes),
-            "emulated_gain": 100 * report.gain.mean if report.gain else 0.0,
-            "epochs": float(np.mean([float(v["local-epochs"]) for v in work])),
+            "accuracy": round(float(curve[-LAST:].mean()), 3),
+            "worst": round(float(np.mean(worst)), 3),
+            "steps": int(np.mean([sum(o.steps) for o in outcomes])),
+            "curve": [round(float(c), 2) for c in curve],
+            "work": [int(s) for s in np.mean([o.steps for o in outcomes], axis=0)],
         }
 
-    def grid(self, log_weight: Callable[[], np.ndarray], **extra: float) -> tuple[float, float]:
-        """Best accuracy over the 12-point grid, chosen on the test set, and its epochs."""
-        settings = [{"lr": lr, "local-epochs": e, **extra} for lr in GRID_LR for e in GRID_EPOCHS]
-        weight = log_weight()
-        candidates = [Candidate((s,) * len(self.clients), weight) for s in settings]
-        scores = self.accuracy(candidates)
-        best = int(scores.argmax())
-        return float(scores[best]), float(settings[best]["local-epochs"])
+    def run(self, settings: list[Candidate], method: str = "fedavg") -> list[dict[str, Any]]:
+        """Figures of several settings, both runs of each, scored after every round."""
+        runs = [(e, c) for c in settings for e in self.real]
+        outcomes = rivals.train(
+            self.task, runs, self.source.rounds, scored=self.source.rounds, method=method
+        )
+        return [self.row(outcomes[i : i + 2]) for i in range(0, len(outcomes), 2)]
 
-    @property
-    def log_size(self) -> np.ndarray:
-        """Logarithm of the number of examples."""
-        return np.log([len(y) for _, y in self.clients])
+    def chosen_on_test(self, settings: list[Candidate], method: str = "fedavg") -> list[float]:
+        """Test accuracy of the first of the two runs, to choose by."""
+        runs = [(self.real[0], c) for c in settings]
+        outcomes = rivals.train(self.task, runs, self.source.rounds, scored=LAST, method=method)
+        return [float(np.mean(o.curve)) for o in outcomes]
 
-    def by_loss(self) -> np.ndarray:
-        """Weights n exp(-1.5 loss)."""
-        return self.log_size - 1.5 * self.matrix[:, NAMES.index("reference-loss")]
+    def of(self, setting: dict[str, float], log_weight: np.ndarray) -> Candidate:
+        """One setting for all clients."""
+        return Candidate((setting,) * len(self.clients), log_weight)  # type: ignore[arg-type]
 
-    def by_discrepancy(self) -> np.ndarray:
-        """FedDisco-like weights relu(p - 0.5 d + 0.1), d the distance to equal classes."""
-        shares = np.exp(self.log_size) / np.exp(self.log_size).sum()
-        mixes = np.stack([np.bincount(y.numpy(), minlength=10) / len(y) for _, y in self.clients])
-        distance = np.linalg.norm(mixes - 0.1, axis=1)
-        # Relative, as the constants are made for shares of a few large clients.
-        weight = np.maximum(shares * len(shares) - 0.5 * distance * 2 + 0.1, 1e-3)
-        return np.log(weight)
+    def of_policy(self, policy: Policy) -> Candidate:
+        """What a policy gives the real clients."""
+        return candidate(policy, self.real[0])
 
-    def by_entropy(self) -> np.ndarray:
-        """Weights n exp(3 h), h the normalised label entropy."""
-        entropy = [label_entropy(np.bincount(y.numpy(), minlength=10)) for _, y in self.clients]
-        return self.log_size + 3 * np.asarray(entropy)
+    @functools.cache  # noqa: B019 - a cell lives as long as its arms
+    def tuned(self, tuner: str, customize: bool, adjusted: bool = False) -> TuneReport:
+        """A tuning run on the proxy."""
+        return tune(
+            SearchSpace(**(ADJUSTED if adjusted else SPACE)), self.emulator, self.metrics,
+            tuner=tuner, options=replace(self.options, customize=customize), seed=self.seed,
+            progress=lambda line: None,
+        )  # fmt: skip
 
-
-def arms(cell: Cell, wanted: set[str]) -> dict[str, dict[str, float]]:
-    """Every wanted arm's figures."""
-    makers: dict[str, Callable[[], dict[str, float]]] = {
-        "global": lambda: cell.tuned("bayes", customize=False),
-        "fedtune": lambda: cell.tuned("bayes", customize=True),
-        "fedtune random": lambda: cell.tuned("random", customize=True),
-        "global + adjustment": lambda: cell.tuned("bayes", customize=False, adjust=True),
-        "fedtune + adjustment": lambda: cell.tuned("bayes", customize=True, adjust=True),
-        "oracle grid": lambda: _named(cell.grid(lambda: cell.log_size)),
-        "oracle grid, equal weights": lambda: _named(cell.grid(lambda: 0 * cell.log_size)),
-        "oracle fedprox": lambda: _named(cell.grid(lambda: cell.log_size, **{"proximal-mu": 0.1})),
-        "oracle loss weights": lambda: _named(cell.grid(cell.by_loss)),
-        "oracle feddisco-like": lambda: _named(cell.grid(cell.by_discrepancy)),
-        "oracle entropy weights": lambda: _named(cell.grid(cell.by_entropy)),
-        "oracle adjustment": lambda: _named(
-            cell.grid(lambda: cell.log_size, **{"logit-adjustment": 0.8})
-        ),
-    }
-    return {name: make() for name, make in makers.items() if not wanted or name in wanted}
+    def weights(self, kind: str) -> np.ndarray:
+        """Logarithms of aggregation weights."""
+        if kind == "n":
+            return self.log_size
+        if kind == "equal":
+            return 0 * self.log_size
+        if kind == "loss":
+            return self.log_size - 1.5 * self.matrix[:, NAMES.index("reference-loss")]
+        counts = [np.bincount(y.numpy(), minlength=self.source.classes) for _, y in self.clients]
+        if kind == "entropy":
+            return self.log_size + 3 * np.asarray([label_entropy(c) for c in counts])
+        # FedDisco: relu(p - a d + b), d the distance of the label mix to an even one; p is taken
+        # relative to the mean, as the constants are made for shares of a few large clients.
+        mixes = np.stack([c / c.sum() for c in counts])
+        distance = np.linalg.norm(mixes - 1 / self.source.classes, axis=1)
+        relative = np.exp(self.log_size) / np.exp(self.log_size).mean()
+        return np.log(np.maximum(relative - distance + 0.1, 1e-3))
 
 
-def _named(result: tuple[float, float]) -> dict[str, float]:
-    return {"accuracy": result[0], "epochs": result[1]}
+def tuned_arm(tuner: str, customize: bool, adjusted: bool = False) -> "Arm":
+    """An arm that tunes on the proxy."""
+
+    def run(cell: Cell) -> dict[str, Any]:
+        report = cell.tuned(tuner, customize, adjusted)
+        row = cell.run([cell.of_policy(report.policy)])[0]
+        gain = report.gain
+        return row | {
+            "seconds": round(report.seconds, 2),
+            "evaluations": report.cost,
+            "kept": report.policy.customizes,
+            "emulated": None if gain is None else [100 * gain.mean, 100 * gain.standard_error],
+        }
+
+    return run
 
 
-def table(results: dict[str, Any]) -> str:
-    """A row a regime: accuracies, and paired differences of FedTune with standard errors."""
-    lines = []
-    for regime, seeds in results.items():
-        names = list(next(iter(seeds.values())))
-        lines.append(f"\n{regime} ({len(seeds)} seeds)")
-        own = np.asarray([s["fedtune"]["accuracy"] for s in seeds.values()])
-        kept = sum(s["fedtune"]["customizes"] for s in seeds.values())
-        for name in names:
-            each = np.asarray([s[name]["accuracy"] for s in seeds.values()])
-            text = f"  {name:28} {each.mean():6.2f}"
-            if name != "fedtune":
-                difference = own - each
-                text += f"   fedtune {difference.mean():+5.2f} +- {error(difference):.2f}"
-            else:
-                text += f"   customized in {kept:.0f}"
-            lines.append(text)
-    return "\n".join(lines)
+def grid_arm(kind: str, method: str = "fedavg", **extra: float) -> "Arm":
+    """An arm that takes the best of 12 settings on the test set."""
+
+    def run(cell: Cell) -> dict[str, Any]:
+        settings = [cell.of({**point, **extra}, cell.weights(kind)) for point in GRID]
+        best = int(np.argmax(cell.chosen_on_test(settings, method)))
+        return cell.run([settings[best]], method)[0] | {"setting": GRID[best]}
+
+    return run
 
 
-def error(values: np.ndarray) -> float:
-    """Standard error of a mean; NaN for one value."""
-    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
+def best_global(cell: Cell) -> dict[str, Any]:
+    """The best on the test set of every setting for all that any arm without adjustment tried."""
+    settings = [
+        cell.of({**point, "proximal-mu": mu}, cell.weights(kind))
+        for kind in ("n", "equal")
+        for mu in (0.0, 0.1)
+        for point in GRID
+        if kind == "n" or not mu
+    ]
+    for tuner, customize in (("random", False), ("bayes", True)):
+        report = cell.tuned(tuner, customize)
+        for trial in report.trials:
+            if not trial.customizes and trial.fidelity >= 1 and trial.stage == "global":
+                space = report.policy.space
+                base = space.coordinates(trial.values)
+                exponent = trial.point[len(space)]
+                policy = Policy(space, base, report.policy.scaler, weight_exponent=exponent)
+                settings.append(cell.of_policy(policy))
+    best = int(np.argmax(cell.chosen_on_test(settings)))
+    return cell.run([settings[best]])[0] | {"tried": len(settings)}
+
+
+def delta_sgd(cell: Cell) -> dict[str, Any]:
+    """Per-client adaptive steps; the local epochs are chosen on the test set."""
+    settings = [cell.of({"local-epochs": e}, cell.weights("n")) for e in GRID_EPOCHS]
+    best = int(np.argmax(cell.chosen_on_test(settings, "delta-sgd")))
+    return cell.run([settings[best]], "delta-sgd")[0]
+
+
+def fedex(cell: Cell) -> dict[str, Any]:
+    """Tuning while training, on the clients."""
+    return cell.row([rivals.fedex(cell.task, e, GRID, cell.source.rounds) for e in cell.real])
+
+
+Arm = Callable[[Cell], dict[str, Any]]
+ARMS: dict[str, Arm] = {
+    "global, proxy random": tuned_arm("random", False),
+    "fedtune": tuned_arm("bayes", True),
+    "best of 12": grid_arm("n"),
+    "best global tried": best_global,
+    "best, equal weights": grid_arm("equal"),
+    "best, fedprox": grid_arm("n", **{"proximal-mu": 0.1}),
+    "best, fednova": grid_arm("n", "fednova"),
+    "best, loss weights": grid_arm("loss"),
+    "best, entropy weights": grid_arm("entropy"),
+    "best, feddisco-like": grid_arm("disco"),
+    "best, adjustment 0.8": grid_arm("n", **{"logit-adjustment": 0.8}),
+    "delta-sgd": delta_sgd,
+    "fedex-like": fedex,
+    "global + adjustment, proxy": tuned_arm("random", False, True),
+    "fedtune + adjustment": tuned_arm("bayes", True, True),
+    "fedtune, random tuner": tuned_arm("random", True),
+    "global, proxy bayes": tuned_arm("bayes", False),
+}
+EXTRA = list(ARMS)[-4:]
+CORE = [name for name in ARMS if name not in EXTRA]
 
 
 def main() -> None:
     """Runs what is missing in the results file and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", choices=("digits", "fashion"), default="digits")
-    parser.add_argument("--regimes", nargs="*", default=list(federations.REGIMES))
-    parser.add_argument("--arms", nargs="*", default=[], help="all by default")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    known = ("digits", "fashion", "fashion_cnn", "shakespeare")
+    parser.add_argument("--data", choices=known, default="digits")
+    parser.add_argument("--regimes", nargs="*", help="all of the data set by default")
+    parser.add_argument("--arms", nargs="*", help=f"all by default; core: {', '.join(CORE)}")
+    parser.add_argument("--core", action="store_true", help="only the core arms")
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--seeds", type=int, default=8)
-    parser.add_argument("--budget", type=int, default=48)
-    parser.add_argument("--out", type=Path, default=None, help="JSON, continued where it exists")
+    parser.add_argument("--budget", type=int, default=36, help="proxy evaluations of a tuned arm")
+    parser.add_argument("--out", type=Path, help="a JSON row an arm is appended here")
     parser.add_argument("--table", action="store_true", help="only print the table of --out")
+    parser.add_argument("--plot", type=Path, help="also write a plot here")
     arguments = parser.parse_args()
-    out = arguments.out or Path(f"regimes-{arguments.data}.json")
+    default = Path(__file__).parent / "results" / f"regimes-{arguments.data}.jsonl"
+    out = arguments.out or default
     torch.set_num_threads(1)
-    document: dict[str, Any] = {"results": {}}
-    if out.exists():
-        document = json.loads(out.read_text(encoding="utf-8"))
-    document |= {
-        "data": arguments.data,
-        "budget": arguments.budget,
-        "machine": f"{platform.machine()}, {platform.python_version()}",
-        "versions": {"torch": torch.__version__, "fedtune_flwr": fedtune_flwr.__version__},
-    }
-    results = document["results"]
-    for seed in range(0 if arguments.table else arguments.seeds):
-        for regime in arguments.regimes:
-            done = results.setdefault(regime, {})
-            if str(seed) in done:
-                continue
-            began = time.perf_counter()
-            cell = Cell(arguments.data, regime, seed, arguments.budget)
-            done[str(seed)] = arms(cell, set(arguments.arms))
-            print(f"{regime}, seed {seed}: {time.perf_counter() - began:.0f} s", file=sys.stderr)
-            part = out.with_suffix(".part")
-            part.write_text(json.dumps(document, indent=1), encoding="utf-8")
-            part.replace(out)
-    print(table({regime: seeds for regime, seeds in results.items() if seeds}))
+    natural = arguments.data == "shakespeare"
+    chosen = arguments.regimes or ([federations.NATURAL] if natural else list(federations.REGIMES))
+    names = arguments.arms or (CORE if arguments.core else list(ARMS))
+    if not arguments.table:
+        done = {(r["regime"], r["seed"], r["arm"]) for r in regimes_table.rows(out)}
+        for seed in range(arguments.first_seed, arguments.seeds):
+            for regime in chosen:
+                missing = [n for n in names if (regime, seed, n) not in done]
+                if missing:
+                    run_cell(arguments.data, regime, seed, arguments.budget, missing, out)
+    print(regimes_table.table(regimes_table.rows(out)))
+    if arguments.plot is not None:
+        regimes_table.plot(regimes_table.rows(out), arguments.plot)
+
+
+def run_cell(data: str, regime: str, seed: int, budget: int, names: list[str], out: Path) -> None:
+    """Runs arms of one cell and appends a row for each."""
+    began = time.process_time()
+    cell = Cell(data, regime, seed, budget)
+    lines = []
+    for name in names:
+        start = time.process_time()
+        row = {"regime": regime, "seed": seed, "arm": name} | ARMS[name](cell)
+        row["cpu_s"] = round(time.process_time() - start, 2)
+        lines.append(json.dumps(row))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with out.open("a", encoding="utf-8") as file:
+        file.write("\n".join(lines) + "\n")
+    print(f"{regime}, seed {seed}: {time.process_time() - began:.0f} s of CPU", file=sys.stderr)
 
 
 if __name__ == "__main__":
