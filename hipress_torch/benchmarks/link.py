@@ -69,7 +69,11 @@ def worker(rank: int, ranks: int, folder: str, kind: str, steps: int, names: lis
         net, x, y = model(kind)
         # PowerSGD has the fewest messages, and its best times, with everything in one bucket.
         cap = 1000 if name == "powersgd 2" else 25
-        ddp = None if name == "compute" else DistributedDataParallel(net, bucket_cap_mb=cap)
+        ddp = (
+            None
+            if name == "compute"
+            else DistributedDataParallel(net, bucket_cap_mb=cap, gradient_as_bucket_view=True)
+        )
         state: Any = None
         if ddp is not None:
             if name == "fp16":

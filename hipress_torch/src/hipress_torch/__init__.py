@@ -13,6 +13,7 @@ from hipress_torch._calibrate import calibrate as calibrate
 from hipress_torch._compll._algorithm import codec as codec
 from hipress_torch._errors import CodecError as CodecError
 from hipress_torch._errors import ConformanceError as ConformanceError
+from hipress_torch._errors import FileError as FileError
 from hipress_torch._errors import HiPressError as HiPressError
 from hipress_torch._errors import MismatchError as MismatchError
 from hipress_torch._errors import PeerError as PeerError

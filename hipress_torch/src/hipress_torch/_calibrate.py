@@ -1,5 +1,6 @@
 """Measures what a plan needs to know: the network's collectives and the codecs' kernels."""
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -8,6 +9,7 @@ import torch.distributed as dist
 
 from hipress_torch._codec import Batch, Codec, Segment
 from hipress_torch._groups import all_gather_flat, guarded, require_group, wire_device
+from hipress_torch._making import make_codec
 from hipress_torch._plan import Profile, Term
 
 BYTES = (1 << 12, 1 << 16, 1 << 20, 1 << 22)
@@ -38,20 +40,18 @@ def calibrate(
         UnknownCodecError: a codec is not installed.
         PeerError: another rank failed or did not come in time.
     """
-    from hipress_torch._state import make_codec
-
     group = require_group(process_group)
     ranks = group.size()
     where = torch.device(device)
     wire = wire_device(group, where)
-    collectives = {
-        name: Term.fit(_probe(group, run, wire, budget_s / 3))
-        for name, run in (
-            ("all_reduce", _all_reduce),
-            ("all_to_all", _all_to_all),
-            ("all_gather", _all_gather),
-        )
-    }
+    collectives, busy = {}, {}
+    for name, run in (
+        ("all_reduce", _all_reduce),
+        ("all_to_all", _all_to_all),
+        ("all_gather", _all_gather),
+    ):
+        taken, worked = _probe(group, run, wire, budget_s / 3)
+        collectives[name], busy[name] = Term.fit(taken), Term.fit(worked)
     kernels = {}
     for wanted in codecs:
         codec = make_codec(wanted, {}) if isinstance(wanted, str) else wanted
@@ -59,7 +59,9 @@ def calibrate(
             n: _slowest(group, t, wire) for n, t in _kernel_times(codec, ranks, where).items()
         }
         kernels[codec.name] = {name: Term.fit(points) for name, points in stages.items()}
-    return Profile(ranks, collectives, kernels)
+    # On a GPU the kernels and the network stack do not compete with what the host computes.
+    contention = _contention(group) if where.type == "cpu" else 0.0
+    return Profile(ranks, collectives, kernels, busy, contention)
 
 
 def _all_reduce(group: dist.ProcessGroup, size: int, device: torch.device) -> Callable[[], object]:
@@ -87,23 +89,27 @@ def _probe(
     prepare: Callable[[dist.ProcessGroup, int, torch.device], Callable[[], object]],
     device: torch.device,
     budget_s: float,
-) -> dict[int, float]:
+) -> tuple[dict[int, float], dict[int, float]]:
+    """Returns seconds, and processor seconds of all threads, by bytes."""
     points: dict[int, float] = {}
+    busy: dict[int, float] = {}
     for size in BYTES:
         run = prepare(group, size, device)
         guarded(run, "calibrate")
-        times = []
+        times, worked = [], []
         for _ in range(ROUNDS):
-            began = time.perf_counter()
+            began, computed = time.perf_counter(), time.process_time()
             guarded(run, "calibrate")
             _finish(device)
             times.append(time.perf_counter() - began)
+            worked.append(time.process_time() - computed)
         points.update(_slowest(group, {size: min(times)}, device))
+        busy.update(_slowest(group, {size: min(worked)}, device))
         spent = sum(points.values()) * (ROUNDS + 1)
         # The times are the slowest rank's: all ranks stop at the same size.
         if spent + (ROUNDS + 1) * 4 * points[size] > budget_s:
             break
-    return points
+    return points, busy
 
 
 def _kernel_times(codec: Codec, ranks: int, device: torch.device) -> dict[str, dict[int, float]]:
@@ -139,6 +145,42 @@ def _stage_times(codec: Codec, ranks: int, count: int, device: torch.device) -> 
             took = time.perf_counter() - began
             best[name] = min(took, best.get(name, took))
     return best
+
+
+def _contention(group: dist.ProcessGroup) -> float:
+    """Returns the seconds this thread loses for each second another one computes, on all ranks."""
+    a = torch.randn(384, 384)
+    rounds = 12
+
+    def compute() -> float:
+        began = time.perf_counter()
+        for _ in range(rounds):
+            a @ a
+        return time.perf_counter() - began
+
+    guarded(lambda: dist.barrier(group=group), "calibrate")
+    alone = min(compute() for _ in range(ROUNDS))
+    stop, worked = threading.Event(), [0.0]
+
+    def disturb() -> None:
+        x, y = torch.randn(1 << 18), torch.empty(1 << 18)
+        began = time.thread_time()
+        while not stop.is_set():
+            # Long enough without the interpreter lock to take a core, as the kernels do.
+            torch.mul(x, 2.0, out=y)
+        worked[0] = time.thread_time() - began
+
+    helper = threading.Thread(target=disturb, name="hipress-calibrate", daemon=True)
+    guarded(lambda: dist.barrier(group=group), "calibrate")
+    began = time.perf_counter()
+    helper.start()
+    disturbed = sum(compute() for _ in range(ROUNDS))
+    stop.set()
+    helper.join()
+    spent = time.perf_counter() - began
+    lost = max(0.0, disturbed - ROUNDS * alone)
+    found = min(1.0, lost / max(worked[0] * disturbed / spent, 1e-9))
+    return _slowest(group, {0: found}, torch.device("cpu"))[0]
 
 
 def _finish(device: torch.device) -> None:

@@ -13,7 +13,8 @@ lock, so the pipeline overlaps with the rest of the backward pass.
 
 import queue
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,7 +39,7 @@ def values_of(gradient: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class Exchange:
-    """A bucket on its way: its gradient, what remains to be done, and the future to complete."""
+    """A bucket on its way, or several: the gradient, what is left to do, futures to complete."""
 
     bucket: int
     iteration: int
@@ -47,9 +48,9 @@ class Exchange:
     velocity: torch.Tensor | None
     remaining: int
     finish: Callable[[], None]
-    future: "torch.futures.Future[torch.Tensor]"
+    futures: "Sequence[torch.futures.Future[torch.Tensor]]"
     work: Any = None
-    part: Part | None = None
+    began_s: float = field(default_factory=time.perf_counter)
 
 
 @dataclass
@@ -75,6 +76,8 @@ class Engine:
         seed: seed of the codecs' random numbers.
         checksum: the codec's checksum, in every header.
         recorder: counters and times.
+        failure: what ended the exchange, if something did.
+        troubled: whether some rank had a value that is not finite since this was last cleared.
     """
 
     first: dist.ProcessGroup
@@ -83,6 +86,7 @@ class Engine:
     checksum: int
     recorder: Recorder
     failure: HiPressError | None = None
+    troubled: bool = False
     _pending: int = 0
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _queues: "tuple[queue.SimpleQueue[_Step | Exchange | None], ...]" = field(
@@ -96,11 +100,7 @@ class Engine:
         Raises:
             PeerError: an earlier exchange failed, or this one could not be sent.
         """
-        self._start()
-        if self.failure is not None:
-            raise self.failure
-        with self._changed:
-            self._pending += 1
+        self._begin()
         for part in parts:
             flags = self._encode(exchange, part)
             work = guarded(
@@ -123,11 +123,7 @@ class Engine:
         Raises:
             PeerError: an earlier exchange failed.
         """
-        self._start()
-        if self.failure is not None:
-            raise self.failure
-        with self._changed:
-            self._pending += 1
+        self._begin()
         for part in parts:
             self.recorder.count("bytes_sent", part.bytes_sent)
             self._queues[0].put(_Step(exchange, part, None))
@@ -138,11 +134,7 @@ class Engine:
         Raises:
             PeerError: an earlier exchange failed, or this one could not be sent.
         """
-        self._start()
-        if self.failure is not None:
-            raise self.failure
-        with self._changed:
-            self._pending += 1
+        self._begin()
         exchange.work = guarded(
             lambda: dist.all_reduce(exchange.grad, group=self.first, async_op=True),
             f"bucket {exchange.bucket}, all-reduce",
@@ -172,15 +164,17 @@ class Engine:
                 thread.join(timeout=60)
             self._threads.clear()
 
-    def _start(self) -> None:
+    def _begin(self) -> None:
+        """Starts the workers if they are not, and counts one more exchange."""
         if not self._threads:
-            for name, run in (
-                ("hipress-merge", self._merge_loop),
-                ("hipress-decode", self._decode_loop),
-            ):
-                thread = threading.Thread(target=run, name=name, daemon=True)
+            for hop, name in enumerate(("hipress-merge", "hipress-decode")):
+                thread = threading.Thread(target=self._work, args=(hop,), name=name, daemon=True)
                 thread.start()
                 self._threads.append(thread)
+        if self.failure is not None:
+            raise self.failure
+        with self._changed:
+            self._pending += 1
 
     def _encode(self, exchange: Exchange, part: Part) -> int:
         flags = [0] * len(part.sizes)
@@ -214,22 +208,29 @@ class Engine:
             start += size
         return max(flags)
 
-    def _merge_loop(self) -> None:
-        while True:
-            step = self._queues[0].get()
-            if step is None:
-                self._queues[1].put(None)
-                return
+    def _work(self, hop: int) -> None:
+        """What the worker of a hop does until it is told to end."""
+        while (step := self._queues[hop].get()) is not None:
             try:
                 if isinstance(step, Exchange):
-                    self._wait_for(step.work, "all-reduce wait", step, 0)
-                    step.grad.div_(self.first.size())
-                    self._complete(step)
-                else:
+                    self._finish_plain(step)
+                elif hop == 0:
                     self._merge(step)
                     self._queues[1].put(step)
+                else:
+                    self._decode(step)
             except Exception as error:  # any error must reach the training thread
                 self._fail(step if isinstance(step, Exchange) else step.exchange, error)
+        if hop == 0:
+            self._queues[1].put(None)
+
+    def _finish_plain(self, exchange: Exchange) -> None:
+        self._wait_for(exchange.work, "all-reduce wait", exchange, 0)
+        exchange.grad.div_(self.first.size())
+        # Sums that are not finite tell of themselves, but for a sparse gradient's.
+        if not exchange.grad.is_sparse and not bool(exchange.grad.sum().isfinite()):
+            self.troubled |= not bool(exchange.grad.isfinite().all())
+        self._complete(exchange)
 
     def _merge(self, step: _Step) -> None:
         exchange, part = step.exchange, step.part
@@ -297,17 +298,6 @@ class Engine:
             f"bucket {exchange.bucket}, second hop",
         )
 
-    def _decode_loop(self) -> None:
-        while True:
-            step = self._queues[1].get()
-            if step is None:
-                return
-            assert isinstance(step, _Step)
-            try:
-                self._decode(step)
-            except Exception as error:  # any error must reach the training thread
-                self._fail(step.exchange, error)
-
     def _decode(self, step: _Step) -> None:
         exchange, part = step.exchange, step.part
         self._wait_for(step.work, "gather wait", exchange, part.number)
@@ -323,6 +313,7 @@ class Engine:
         ]
         if any(f & NOT_FINITE for f in flags):
             self.recorder.count("not_finite")
+            self.troubled = True
             self._undo(step, flags)
         with self.recorder.timed("decode", exchange.iteration, exchange.bucket, part.number):
             for coded in part.coded:
@@ -370,6 +361,7 @@ class Engine:
         return exchange.bucket << 16 | part.number
 
     def _complete(self, exchange: Exchange) -> None:
+        self.recorder.exchanged(exchange.bucket, time.perf_counter() - exchange.began_s)
         exchange.finish()
         with self._changed:
             self._pending -= 1
@@ -386,6 +378,7 @@ class Engine:
                 self.failure = wrapped
             self._pending -= 1
             self._changed.notify_all()
-        # DDP may be waiting for this future and for nothing else.
-        if not exchange.future.done():
-            exchange.future.set_exception(wrapped)  # type: ignore[arg-type]
+        # DDP may be waiting for these futures and for nothing else.
+        for future in exchange.futures:
+            if not future.done():
+                future.set_exception(wrapped)  # type: ignore[arg-type]

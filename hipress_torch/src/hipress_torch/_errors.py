@@ -10,6 +10,7 @@
     |-- ConformanceError (AssertionError)  a codec fails a check of the conformance suite
     |-- PlanError (ValueError)             a plan, profile or strategy is wrong
     |-- StateError (ValueError)            a state dict does not fit
+    |-- FileError (OSError)                a file cannot be written
     |-- MismatchError (RuntimeError)       ranks were started with different settings
     |-- WireError (RuntimeError)           a received message is not the one expected
     `-- PeerError (RuntimeError)           another rank could not be reached
@@ -47,6 +48,10 @@ class PlanError(HiPressError, ValueError):
 
 class StateError(HiPressError, ValueError):
     """A state dict does not fit this model or this codec."""
+
+
+class FileError(HiPressError, OSError):
+    """A file cannot be written."""
 
 
 class MismatchError(HiPressError, RuntimeError):

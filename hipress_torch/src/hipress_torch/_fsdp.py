@@ -26,7 +26,7 @@ from hipress_torch._compll._algorithm import Algorithm
 from hipress_torch._compll._hashing import stream_of
 from hipress_torch._errors import RegistrationError, StateError, UnsupportedError
 from hipress_torch._groups import guarded, require_group
-from hipress_torch._state import make_codec
+from hipress_torch._making import make_codec
 from hipress_torch._wire import HEADER_BYTES, NOT_FINITE, read_header, write_header
 
 STATE_VERSION = 1

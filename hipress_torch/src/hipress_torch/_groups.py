@@ -5,6 +5,8 @@ collectives on a group must be the same on all ranks, and on gloo a collective i
 future's callback follows local timing instead.
 """
 
+import contextlib
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -32,20 +34,49 @@ def require_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     return world
 
 
-def new_like(group: dist.ProcessGroup, timeout_s: float | None, purpose: str) -> dist.ProcessGroup:
-    """Returns a new group of the same ranks; every rank of ``group`` must call it."""
+def new_like(
+    group: dist.ProcessGroup, timeout_s: float | None, purpose: str, device: torch.device
+) -> dist.ProcessGroup:
+    """Returns a new group of the same ranks; every rank of ``group`` must call it.
+
+    Raises:
+        PeerError: another rank failed or did not come in time.
+    """
     timeout = None if timeout_s is None else timedelta(seconds=timeout_s)
     whole = group is dist.group.WORLD
-    # Without local synchronization a subgroup's creation would wait for ranks outside of it.
-    made = dist.new_group(
-        ranks=None if whole else dist.get_process_group_ranks(group),
-        timeout=timeout,
-        backend=dist.get_backend(group),
-        use_local_synchronization=not whole,
-        group_desc=f"hipress_torch {purpose}",
-    )
+    with contextlib.nullcontext() if whole else _even_names(group, device):
+        # Without local synchronization a subgroup's creation would wait for ranks outside of it.
+        made = dist.new_group(
+            ranks=None if whole else dist.get_process_group_ranks(group),
+            timeout=timeout,
+            backend=dist.get_backend(group),
+            use_local_synchronization=not whole,
+            group_desc=f"hipress_torch {purpose}",
+        )
     assert isinstance(made, dist.ProcessGroup)
     return made
+
+
+@contextlib.contextmanager
+def _even_names(group: dist.ProcessGroup, device: torch.device) -> Iterator[None]:
+    """While it holds, ranks that were in fewer groups than others of this one have as many.
+
+    torch (2.13 at least) names a locally synchronized group by its ranks and by how many groups the
+    process has: without this, ranks that differ in that look for each other under different names.
+    """
+    names = dist.distributed_c10d._world.pg_names
+    most = torch.tensor([len(names)], device=wire_device(group, device))
+    guarded(lambda: dist.all_reduce(most, dist.ReduceOp.MAX, group=group), "start")
+    fillers = []
+    while len(names) < int(most):
+        fillers.append(
+            dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
+        )
+    try:
+        yield
+    finally:
+        for filler in fillers:
+            dist.destroy_process_group(filler)
 
 
 def wire_device(group: dist.ProcessGroup, device: torch.device) -> torch.device:

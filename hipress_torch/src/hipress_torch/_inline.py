@@ -6,7 +6,8 @@ memory: only the compressed bytes do. The same code runs on CPU tensors, step by
 it is tested.
 
 A bad value reaches all ranks as on the CPU, but the other ranks' residuals of that range are not
-put back: that would need to know on the host what the device found.
+put back (that would need to know on the host what the device found), unless ``rollback`` keeps a
+copy of all of them.
 """
 
 import contextlib
@@ -38,6 +39,7 @@ class InlineEngine:
     checksum: int
     recorder: Recorder
     failure: HiPressError | None = None
+    troubled: bool | torch.Tensor = False
     _stream: Any = None
 
     def submit(self, exchange: Exchange, parts: list[Part]) -> None:
@@ -62,13 +64,17 @@ class InlineEngine:
             what = f"bucket {exchange.bucket}, all-reduce"
             guarded(lambda: dist.all_reduce(exchange.grad, group=self.first), what)
             exchange.grad.div_(self.first.size())
+            if not exchange.grad.is_sparse:
+                self.troubled = self.troubled | ~exchange.grad.isfinite().all()
             values = values_of(exchange.grad)
             size, ranks = values.numel() * values.element_size(), self.first.size()
             self.recorder.count("bytes_sent", 2 * (ranks - 1) * size // ranks)
             exchange.finish()
 
     def wait(self) -> None:
-        """Returns at once: DDP makes its stream wait for the futures."""
+        """Makes the current stream wait for what was enqueued; the host does not wait."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
 
     def close(self) -> None:
         """Does nothing: there are no workers."""
@@ -131,6 +137,8 @@ class InlineEngine:
         guarded(lambda: self._all_gather(part), f"bucket {bucket}, second hop")
         with self.recorder.timed("decode", iteration, bucket, part.number):
             flags = part.gathered[:, FLAGS_AT]
+            # A truth value on the device: nothing here may wait for it.
+            self.troubled = self.troubled | (flags != 0).any()
             for coded in part.coded:
                 coded.codec.decode(coded.gathered, part.gathered.view(-1), exchange.grad)
                 for segment, owner in zip(

@@ -6,9 +6,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from hipress_torch._errors import FileError
 
 EVENTS_KEPT = 20_000
 
@@ -34,6 +36,19 @@ class Recorder:
         self._counts: dict[str, int] = {}
         self._seconds: dict[str, float] = {}
         self.events: deque[Event] = deque(maxlen=EVENTS_KEPT)
+        # Seconds from a bucket's hook to its mean, by bucket, since the last call of taken().
+        self._taken: dict[int, list[float]] = {}
+
+    def exchanged(self, bucket: int, seconds: float) -> None:
+        """Keeps how long a bucket's exchange took."""
+        with self._lock:
+            self._taken.setdefault(bucket, []).append(seconds)
+
+    def taken(self) -> dict[int, list[float]]:
+        """Returns the times of exchanges by bucket since the last call."""
+        with self._lock:
+            found, self._taken = self._taken, {}
+        return found
 
     def count(self, name: str, amount: int = 1) -> None:
         """Adds to a counter."""
@@ -63,7 +78,11 @@ class Recorder:
 
 
 def write_trace(path: Path, recorder: Recorder, rank: int) -> None:
-    """Writes the events in the trace event format: microseconds, a row for each thread."""
+    """Writes the events in the trace event format: microseconds, a row for each thread.
+
+    Raises:
+        FileError: the file cannot be written.
+    """
     events = list(recorder.events)
     start = min((e.began_ns for e in events), default=0)
     threads = {name: i for i, name in enumerate(dict.fromkeys(e.thread for e in events))}
@@ -86,6 +105,23 @@ def write_trace(path: Path, recorder: Recorder, rank: int) -> None:
         }
         for e in events
     ]
+    write_text(path, json.dumps({"traceEvents": rows, "displayTimeUnit": "ms"}))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file as a whole: beside its place first, then renamed.
+
+    Raises:
+        FileError: it cannot be written.
+    """
     beside = path.with_name(path.name + ".part")
-    beside.write_text(json.dumps({"traceEvents": rows, "displayTimeUnit": "ms"}), encoding="utf-8")
-    os.replace(beside, path)
+    try:
+        beside.write_text(text, encoding="utf-8")
+        os.replace(beside, path)
+    except OSError as error:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise FileError(
+            f"{path} cannot be written ({error.strerror or error}); name a file in a folder that "
+            f"is there and that you may write to"
+        ) from error

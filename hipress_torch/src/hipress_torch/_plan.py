@@ -4,19 +4,22 @@ Source: SeCoPa of HiPress (its released code): every term is ``T(x) = max(floor,
     compressed and
 plain synchronization are compared for each size, with the number of parts that suits each best.
 Here the terms are measured (:func:`hipress_torch.calibrate`) and parts are pipelined, where there
-a part costs what it costs alone.
+a part costs what it costs alone. Once the backward pass is known, all buckets are planned together:
+see ``_schedule.py``.
 """
 
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from hipress_torch._checks import is_time
 from hipress_torch._codec import Codec
 from hipress_torch._errors import PlanError, StateError
+from hipress_torch._metrics import write_text
+from hipress_torch._schedule import schedule
 
 PROFILE_VERSION = 1
 COLLECTIVES = ("all_reduce", "all_to_all", "all_gather")
@@ -69,18 +72,28 @@ class Profile:
         collectives: ``all_reduce``, ``all_to_all`` and ``all_gather`` by bytes of one rank's
             message.
         codecs: for each codec ``encode``, ``merge`` and ``decode`` by elements.
+        busy: processor seconds of the collectives, likewise by bytes.
+        contention: seconds that the backward pass loses for each second that another thread of
+            the process computes: 0 with cores to spare, about 1 with none.
     """
 
     ranks: int
     collectives: dict[str, Term]
     codecs: dict[str, dict[str, Term]] = field(default_factory=dict)
+    busy: dict[str, Term] = field(default_factory=dict)
+    contention: float = 0.0
+
+    def busy_s(self, collective: str, size: float) -> float:
+        """Returns the processor seconds a collective takes on one rank, 0 if not measured."""
+        return self.busy[collective](size) if collective in self.busy else 0.0
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the profile as JSON, beside and renamed."""
-        target = Path(path)
-        beside = target.with_name(target.name + ".part")
-        beside.write_text(json.dumps(self.to_dict(), indent=1), encoding="utf-8")
-        os.replace(beside, target)
+        """Writes the profile as JSON, beside and renamed.
+
+        Raises:
+            FileError: the file cannot be written.
+        """
+        write_text(Path(path), json.dumps(self.to_dict(), indent=1))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Profile":
@@ -124,6 +137,8 @@ class Profile:
                 ranks,
                 _terms(values["collectives"], COLLECTIVES, "collectives"),
                 {name: _terms(terms, STAGES, name) for name, terms in values["codecs"].items()},
+                _terms(values.get("busy", {}), (), "busy"),
+                _time(values.get("contention", 0.0), "contention"),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise PlanError(f"profile: {error!r} is missing or wrong; calibrate again") from error
@@ -136,6 +151,12 @@ def _terms(values: Mapping[str, Any], needed: tuple[str, ...], what: str) -> dic
         if not all(is_time(t) for t in term.values()):
             raise PlanError(f"profile: {what} {name}: {term!r} are no times; calibrate again")
     return {name: Term(**term) for name, term in values.items()}
+
+
+def _time(value: Any, what: str) -> float:
+    if not is_time(value):
+        raise PlanError(f"profile: {what}: {value!r} is no time; calibrate again")
+    return float(value)
 
 
 @dataclass(frozen=True)
@@ -162,10 +183,13 @@ class Plan:
     Attributes:
         profile: what was measured.
         codecs: the codecs to choose from beside ``none``, by name.
+        backward: for each bucket its index, its elements, and the seconds that the backward pass
+            computes before it; with it the buckets are planned together.
     """
 
     profile: Profile
     codecs: tuple[str, ...]
+    backward: tuple[tuple[int, int, float], ...] = ()
 
     def __post_init__(self) -> None:
         """Checks the types.
@@ -188,15 +212,38 @@ class Plan:
             elements: size of the bucket.
             codecs: the codecs by name; those of the plan are considered.
         """
-        options = {"none": (self.plain(elements), PART_CHOICES[-1])}
+        best: dict[str, Choice] = {}
+        for option in self.options(elements, codecs):
+            known = best.get(option.codec)
+            if known is None or option.seconds < known.seconds:
+                best[option.codec] = option
+        chosen = min(best.values(), key=lambda c: (c.seconds, c.codec))
+        return replace(chosen, candidates=tuple((n, c.seconds) for n, c in best.items()))
+
+    def choose_all(self, codecs: Mapping[str, Codec]) -> tuple[Choice, ...]:
+        """Returns what to do with each bucket of the backward pass, planned together.
+
+        Args:
+            codecs: the codecs by name; those of the plan are considered.
+        """
+        buckets = [(elements, seconds) for _, elements, seconds in self.backward]
+        together = schedule(self, buckets, codecs)
+        alone = [self.choose(elements, codecs) for elements, _ in buckets]
+        return tuple(
+            replace(t, candidates=a.candidates) for t, a in zip(together, alone, strict=True)
+        )
+
+    def options(self, elements: int, codecs: Mapping[str, Codec]) -> list[Choice]:
+        """Returns every codec with every size of parts, by the time of the bucket alone."""
+        found = [Choice("none", PART_CHOICES[-1], self.plain(elements))]
         for name in self.codecs:
             if name in codecs and name in self.profile.codecs:
-                options[name] = min(
-                    (self.compressed(elements, codecs[name], part), part) for part in PART_CHOICES
-                )
-        best = min(options, key=lambda n: (options[n][0], n))
-        seconds, part = options[best]
-        return Choice(best, part, seconds, tuple((n, s) for n, (s, _) in options.items()))
+                sizes = [p for p in PART_CHOICES if p == PART_CHOICES[0] or p < 2 * elements]
+                found += [
+                    Choice(name, part, self.compressed(elements, codecs[name], part))
+                    for part in sizes
+                ]
+        return found
 
     def plain(self, elements: int) -> float:
         """Returns the predicted seconds of a plain all-reduce."""
@@ -232,6 +279,7 @@ def saved_plan(saved: object) -> Plan | None:
     if not isinstance(saved, Mapping):
         return None
     try:
-        return Plan(Profile.from_dict(saved["profile"]), tuple(saved["codecs"]))
-    except (KeyError, TypeError, PlanError) as error:
+        backward = tuple((int(i), int(n), float(s)) for i, n, s in saved.get("backward", ()))
+        return Plan(Profile.from_dict(saved["profile"]), tuple(saved["codecs"]), backward)
+    except (KeyError, TypeError, ValueError) as error:
         raise StateError(f"state dict: plan is wrong: {error}") from error

@@ -104,6 +104,24 @@ class Registry:
             self._place(kind, found)
         return found
 
+    def copies(self) -> dict[str, torch.Tensor]:
+        """Returns a copy of every buffer, by kind."""
+        return {kind: buffer.clone() for kind, buffer in self._buffers.items()}
+
+    def put_back(self, copies: Mapping[str, torch.Tensor], where: torch.Tensor) -> None:
+        """Puts back what :meth:`copies` returned; what had no place then becomes 0.
+
+        Args:
+            copies: the copies.
+            where: a truth value; nothing changes where it is False. It may be on a GPU, which the
+                host need not wait for.
+        """
+        for kind, buffer in self._buffers.items():
+            before = torch.zeros_like(buffer)
+            if kind in copies:
+                before[: copies[kind].numel()] = copies[kind]
+            buffer.copy_(torch.where(where.to(buffer.device), before, buffer))
+
     def save(self, kind: str) -> dict[str, torch.Tensor]:
         """Returns a copy of each parameter's share of a buffer on the CPU, by name."""
         buffer = self._buffers.get(kind)

@@ -11,18 +11,19 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
-from hipress_torch import codecs
-from hipress_torch._calibrate import calibrate
+from hipress_torch._buckets import Bundle, Filled, accelerate, bundle, pay
 from hipress_torch._checks import check_arguments, check_state, saved_count, saved_tensors
 from hipress_torch._codec import Codec
 from hipress_torch._compll._algorithm import Algorithm
 from hipress_torch._engine import Engine, Exchange, values_of
-from hipress_torch._errors import CodecError, PlanError, RegistrationError, UnsupportedError
+from hipress_torch._errors import PlanError, RegistrationError, UnsupportedError
 from hipress_torch._groups import check_agreement, new_like, require_group, wire_device
 from hipress_torch._inline import InlineEngine
 from hipress_torch._layout import Part, Placed, build_parts
+from hipress_torch._making import make_codec
 from hipress_torch._metrics import Recorder, write_trace
 from hipress_torch._plan import Choice, Plan, saved_plan
+from hipress_torch._planner import Planner
 from hipress_torch._registry import Registry
 from hipress_torch._tables import table
 
@@ -53,7 +54,8 @@ class HiPressState:
         seed: int = 0,
         timeout_s: float | None = None,
         min_elements: int = 1024,
-        part_elements: int = 1 << 22,
+        part_elements: int = 1 << 21,
+        rollback: bool = False,
         **codec_options: Any,
     ) -> None:
         """Checks the arguments; starts nothing.
@@ -65,8 +67,10 @@ class HiPressState:
                 round and are added to; CPU tensors only), ``allreduce`` (plain, for codec ``none``
                 only), or ``auto``: ``allreduce`` for ``none``, else ``ps``.
             plan: ``auto`` measures the network and the kernels when training starts and compresses
-                the buckets for which that is faster (else fp16 or plain all-reduce); ``always``
-                and ``never`` do not measure; a :class:`Plan` is taken as it is.
+                the buckets for which that is faster (else fp16 or plain all-reduce); it plans
+                again when the backward pass is known and when exchanges take 25 % more or less
+                time than they did. ``always`` and ``never`` do not measure; a :class:`Plan` is
+                taken as it is.
             error_feedback: whether what a message lost is added to the next gradient; None leaves
                 it to the codec.
             seed: seed of the codecs' random numbers; the same on all ranks.
@@ -74,6 +78,11 @@ class HiPressState:
                 torch's default.
             min_elements: parameters with fewer elements (biases, norms) are sent as they are.
             part_elements: a bucket with more elements is exchanged in parts of about this many.
+            rollback: for training with a GradScaler: a backward pass in which some rank had a
+                value that is not finite leaves no trace in any residual, since the scaler skips
+                its step. Keeps a copy of the residuals, which takes their memory once more. Without
+                it the ranges that had the value are put back, up to rounding, and those of other
+                parameters keep what they lost or gained.
             codec_options: options of the codec.
 
         Raises:
@@ -96,21 +105,33 @@ class HiPressState:
         for name, value in (("min_elements", min_elements), ("part_elements", part_elements)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise PlanError(f"{name} must be a whole number of at least 0, got {value!r}")
+        if not isinstance(rollback, bool):
+            raise PlanError(f"rollback must be True or False, got {rollback!r}")
         check_arguments(process_group, error_feedback, seed, timeout_s)
         self.strategy = strategy
-        self.plan = plan
         self.error_feedback = self.codec.feedback if error_feedback is None else error_feedback
         self.seed = seed
         self.timeout_s = timeout_s
         self._min_elements = min_elements
-        self._part_elements = max(1, part_elements)
+        self._part_elements = part_elements
         self._group = process_group
         self._plain = make_codec("none", {})
         self._codecs = {c.name: c for c in (make_codec("fp16", {}), self.codec)}
-        self._choices: dict[int, Choice] = {}
-        self._buckets: dict[int, int] = {}
+        self._rollback = rollback
+        self._before: dict[str, torch.Tensor] | None = None
+        self._buckets: dict[int, tuple[int, int]] = {}
+        self._held: list[Filled] = []
+        # Parameters that were compressed: a plain sum has to send what they still owe.
+        self._owed: set[int] = set()
         self._registry = Registry()
         self._recorder = Recorder()
+        plain = plan == "never" or self._plain_sum
+        self._planner = Planner(
+            plan,
+            self._codecs,
+            Choice("none" if plain else self.codec.name, max(1, part_elements)),
+            self._recorder,
+        )
         self._engine: Engine | InlineEngine | None = None
         self._device = torch.device("cpu")
         self._layouts: dict[int, tuple[tuple[Placed, ...], Codec, list[Part]]] = {}
@@ -121,6 +142,11 @@ class HiPressState:
     def iteration(self) -> int:
         """How many backward passes were synchronized."""
         return self._iteration + 1
+
+    @property
+    def plan(self) -> str | Plan:
+        """What was given, or the plan that was measured."""
+        return self._planner.plan
 
     def start(self) -> None:
         """Makes the process groups and checks that all ranks agree; the first bucket does it else.
@@ -153,27 +179,14 @@ class HiPressState:
             raise UnsupportedError(
                 f"gradients on {self._device} are not handled; move the module to the CPU or a GPU"
             )
-        first = new_like(group, self.timeout_s, "first hop")
-        second = new_like(group, self.timeout_s, "second hop")
+        first = new_like(group, self.timeout_s, "first hop", self._device)
+        second = new_like(group, self.timeout_s, "second hop", self._device)
         check_agreement(first, self._settings(), wire_device(first, self._device))
         checksum = zlib.crc32(self.codec.fingerprint().encode())
         kind = Engine if self._device.type == "cpu" else InlineEngine
         self._engine = kind(first, second, self.seed, checksum, self._recorder)
-        if self.plan == "auto" and first.size() > 1 and not self._plain_sum:
-            names = tuple(self._codecs)
-            profile = calibrate(first, codecs=tuple(self._codecs.values()), device=self._device)
-            self.plan = Plan(profile, names)
-
-    def _choose(self, elements: int) -> Choice:
-        """Returns what to do with a bucket of that size; asked again, the answer is the same."""
-        if elements not in self._choices:
-            if isinstance(self.plan, Plan):
-                made = self.plan.choose(elements, self._codecs)
-            else:
-                plain = self.plan == "never" or self._plain_sum
-                made = Choice("none" if plain else self.codec.name, self._part_elements)
-            self._choices[elements] = made
-        return self._choices[elements]
+        if self._planner.plan == "auto" and first.size() > 1 and not self._plain_sum:
+            self._planner.measure(first, self._device)
 
     def bind(self, named_parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Gives parameters their names, which residuals are saved under."""
@@ -201,69 +214,108 @@ class HiPressState:
                 f"gradients of dtype {buffer.dtype} are not handled; allowed: {allowed}"
             )
         if bucket.index() == 0:
-            self._iteration += 1
-            self._recorder.count("iterations")
-            # Raises our own error type from backward(), which DDP's wait for the future would not.
-            # Outside of a backward pass (DDP's join) there is no such queue.
-            with contextlib.suppress(RuntimeError):
-                torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)
+            self._begin_pass()
         ranks = engine.first.size()
         self._recorder.count("bytes_plain", 8 * (ranks - 1) * values_of(buffer).numel() // ranks)
         devices: list[int | str | torch.device] = []
         if buffer.device.type == "cuda":
             devices.append(buffer.device)
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
-        if ranks == 1 or buffer.numel() == 0:
+        if ranks == 1:
             future.set_result(buffer)
             return future
-        # A sparse gradient names its rows: there is no fixed layout to code it in.
-        if buffer.is_sparse:
-            engine.submit_plain(self._exchange(bucket, buffer, buffer, 1, future))
+        if buffer.is_sparse or buffer.numel():
+            # A sparse gradient names its rows: there is no fixed layout to code it in.
+            placed = () if buffer.is_sparse else self._placed(bucket, buffer)
+            self._held.append(Filled(bucket.index(), buffer, placed, future))
+        else:
+            future.set_result(buffer)
+        if not bucket.is_last() and all(b.small for b in self._held):
             return future
+        held, self._held = self._held, []
+        alone = 0 if not held or held[-1].small else 1
+        for together in (held[: len(held) - alone], held[len(held) - alone :]):
+            if together:
+                self._send(together)
         if bucket.is_last():
             for known in (self._layouts, self._buckets):
                 for index in [i for i in known if i > bucket.index()]:
                     del known[index]
-        choice = self._choose(buffer.numel())
-        self._buckets[bucket.index()] = buffer.numel()
-        placed = self._placed(bucket, buffer)
+        return future
+
+    def _begin_pass(self) -> None:
+        """What comes before the first bucket of a backward pass."""
+        assert self._engine is not None
+        self._settle()
+        self._planner.between_passes(self._engine.first, self._device)
+        if self._rollback:
+            self._before = self._registry.copies()
+        self._iteration += 1
+        self._recorder.count("iterations")
+        # Raises our own error type from backward(), which DDP's wait for the future would not.
+        # Outside of a backward pass (DDP's join) there is no such queue.
+        with contextlib.suppress(RuntimeError):
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)
+
+    def _settle(self) -> None:
+        """Puts all residuals back after a pass with a value that is not finite, if asked to."""
+        assert self._engine is not None
+        if self._rollback and self._before is not None:
+            self._engine.wait()
+            troubled = torch.as_tensor(self._engine.troubled)
+            if troubled.device.type != "cpu" or bool(troubled):
+                self._registry.put_back(self._before, troubled)
+        self._before = None
+        self._engine.troubled = False
+
+    def _send(self, buckets: list[Filled]) -> None:
+        """Hands buckets to the engine as one."""
+        engine, first = self._engine, buckets[0]
+        assert engine is not None
+        ranks = engine.first.size()
+        if first.buffer.is_sparse:
+            engine.submit_plain(self._exchange(bundle(buckets, False), 1))
+            return
+        elements = sum(b.buffer.numel() for b in buckets)
+        self._planner.arrived(first.index, elements)
+        choice = self._planner.choose(first.index, elements)
+        self._buckets[first.index] = (buckets[-1].index, elements)
+        for bucket in buckets[1:]:
+            self._buckets.pop(bucket.index, None)
         if self._registry.outgrown:
             # The buffers are about to be replaced by larger ones: nothing may be writing to them.
             engine.wait()
         own = self.codec.at(self._iteration)
-        same = buffer.dtype == torch.float32 or (choice.codec == "none" and not own.momentum)
-        grad = buffer if same else buffer.float()
+        plain = choice.codec == "none"
+        owed = self._owed.intersection(p.known.ordinal for b in buckets for p in b.placed)
+        same = first.buffer.dtype == torch.float32 or (plain and not own.momentum and not owed)
+        made = bundle(buckets, not same)
         if own.momentum:
-            self._accelerate(own, placed, grad)
-        if choice.codec == "none":
-            engine.submit_plain(self._exchange(bucket, buffer, grad, 1, future))
-            return future
-        codec = own if choice.codec == self.codec.name else self._codecs[choice.codec]
-        parts = self._layout(bucket, buffer, placed, codec, choice.part_elements)
-        exchange = self._exchange(bucket, buffer, grad, len(parts), future)
-        if self.strategy == "ring" and isinstance(engine, Engine):
-            engine.submit_ring(exchange, parts)
+            velocity = self._registry.buffer("velocity", made.grad.device)
+            accelerate(made, own, velocity, ranks)
+        if plain:
+            if owed:
+                pay(made, self._registry.buffer("residual", made.grad.device), ranks)
+                self._owed -= owed
+            engine.submit_plain(self._exchange(made, 1))
         else:
-            engine.submit(exchange, parts)
-        return future
+            if self.error_feedback:
+                self._owed.update(p.known.ordinal for p in made.placed)
+            codec = own if choice.codec == self.codec.name else self._codecs[choice.codec]
+            parts = self._layout(made, codec, choice.part_elements)
+            exchange = self._exchange(made, len(parts))
+            if self.strategy == "ring" and isinstance(engine, Engine):
+                engine.submit_ring(exchange, parts)
+            else:
+                engine.submit(exchange, parts)
+        self._planner.left()
 
     @property
     def _plain_sum(self) -> bool:
         return self.strategy not in ("ps", "ring") and self.codec.name == "none"
 
-    def _exchange(
-        self,
-        bucket: GradBucket,
-        buffer: torch.Tensor,
-        grad: torch.Tensor,
-        parts: int,
-        future: "torch.futures.Future[torch.Tensor]",
-    ) -> Exchange:
-        def finish() -> None:
-            if grad is not buffer:
-                buffer.copy_(grad)
-            future.set_result(buffer)
-
+    def _exchange(self, made: Bundle, parts: int) -> Exchange:
+        grad = made.grad
         residual = None
         if self.error_feedback and not grad.is_sparse:
             residual = self._registry.buffer("residual", grad.device)
@@ -271,23 +323,8 @@ class HiPressState:
         if self.codec.momentum and not grad.is_sparse:
             velocity = self._registry.buffer("velocity", grad.device)
         return Exchange(
-            bucket.index(), self._iteration, grad, residual, velocity, parts, finish, future
+            made.index, self._iteration, grad, residual, velocity, parts, made.finish, made.futures
         )
-
-    def _accelerate(self, codec: Codec, placed: tuple[Placed, ...], grad: torch.Tensor) -> None:
-        """Replaces each gradient by its velocity, ``momentum * velocity + clipped gradient``."""
-        velocity = self._registry.buffer("velocity", grad.device)
-        assert self._engine is not None
-        limit = codec.clip / self._engine.first.size() ** 0.5
-        for p in placed:
-            g = grad[p.grad : p.grad + p.known.count]
-            if not bool(torch.isfinite(g).all()):
-                continue  # reported by the encode; the velocity keeps its value
-            if limit:
-                g.mul_((limit / g.norm()).clamp(max=1.0))
-            v = velocity[p.known.residual : p.known.residual + p.known.count]
-            v.mul_(codec.momentum).add_(g)
-            g.copy_(v)
 
     def _placed(self, bucket: GradBucket, buffer: torch.Tensor) -> tuple[Placed, ...]:
         return tuple(
@@ -295,41 +332,36 @@ class HiPressState:
             for p, g in zip(bucket.parameters(), bucket.gradients(), strict=True)
         )
 
-    def _layout(
-        self,
-        bucket: GradBucket,
-        buffer: torch.Tensor,
-        placed: tuple[Placed, ...],
-        codec: Codec,
-        part_elements: int,
-    ) -> list[Part]:
+    def _layout(self, made: Bundle, codec: Codec, part_elements: int) -> list[Part]:
         assert self._engine is not None
-        found = self._layouts.get(bucket.index())
-        if found is None or found[0] != placed or found[1] is not codec:
+        found = self._layouts.get(made.index)
+        if found is None or found[0] != made.placed or found[1] is not codec:
             group = self._engine.first
             parts = build_parts(
-                placed,
+                made.placed,
                 codec,
                 self._plain,
                 self._min_elements,
                 part_elements,
                 group.size(),
                 group.rank(),
-                buffer.device,
+                made.grad.device,
             )
-            found = self._layouts[bucket.index()] = (placed, codec, parts)
+            found = self._layouts[made.index] = (made.placed, codec, parts)
         return found[2]
 
     def _end_of_backward(self) -> None:
         assert self._engine is not None
         with self._recorder.timed("exposed", self._iteration, -1):
             self._engine.wait()
+            self._settle()
 
     def _settings(self) -> str:
         return (
             f"codec={self.codec.fingerprint()} strategy={self.strategy} plan={self.plan!r} "
             f"seed={self.seed} error_feedback={self.error_feedback} "
-            f"min_elements={self._min_elements} part_elements={self._part_elements}"
+            f"min_elements={self._min_elements} part_elements={self._part_elements} "
+            f"rollback={self._rollback}"
         )
 
     def metrics(self) -> dict[str, Any]:
@@ -340,7 +372,8 @@ class HiPressState:
             and what float32 ring all-reduce would have, both in all; ``ratio``: the second over
             the first; ``not_finite``: parts in which some rank had a value that was not finite;
             ``seconds`` of each stage in all (``exposed``: backward waiting for the rest of the
-            exchange); ``backend``: what encodes and decodes; ``residual_bytes``; ``codec``.
+            exchange); ``backend``: what encodes and decodes; ``residual_bytes``; ``codec``;
+            ``plans_made_anew``: how often drift led to another measurement.
         """
         r = self._recorder
         sent, plain = r.counts("bytes_sent"), r.counts("bytes_plain")
@@ -352,6 +385,7 @@ class HiPressState:
             "bytes_plain": plain,
             "ratio": plain / sent if sent else 1.0,
             "not_finite": r.counts("not_finite"),
+            "plans_made_anew": r.counts("plans_made_anew"),
             "residual_bytes": self._registry.bytes,
             "seconds": {s: r.seconds(s) for s in STAGES},
         }
@@ -359,16 +393,19 @@ class HiPressState:
     def explain(self) -> str:
         """Returns the plan as a table: what is done with each bucket, and what else would take.
 
-        Buckets are those of the latest backward pass; times are predictions in milliseconds.
+        Buckets are those of the latest backward pass, small ones together; times are predictions in
+        milliseconds, for a bucket alone. A choice may differ from the shortest of them where the
+        bucket's exchange is hidden by the backward pass, or takes cores from it.
         """
         names = ["none", *self._codecs]
         rows = [["bucket", "elements", "codec", "part elements", *(f"{n} ms" for n in names)]]
-        for index, elements in sorted(self._buckets.items()):
-            choice = self._choose(elements)
+        for index, (last, elements) in sorted(self._buckets.items()):
+            choice = self._planner.choose(index, elements)
             predicted = dict(choice.candidates)
             times = [f"{predicted[n] * 1e3:.2f}" if n in predicted else "-" for n in names]
             part = str(min(elements, choice.part_elements))
-            rows.append([str(index), str(elements), choice.codec, part, *times])
+            label = str(index) if last == index else f"{index}-{last}"
+            rows.append([label, str(elements), choice.codec, part, *times])
         return table(rows)
 
     def state_dict(self) -> dict[str, Any]:
@@ -390,13 +427,8 @@ class HiPressState:
             "ranks": ranks,
             "residuals": self._registry.save("residual"),
             "velocities": self._registry.save("velocity"),
-            "plan": self._saved_plan(),
+            "plan": self._planner.saved(),
         }
-
-    def _saved_plan(self) -> dict[str, Any] | str:
-        if isinstance(self.plan, Plan):
-            return {"profile": self.plan.profile.to_dict(), "codecs": list(self.plan.codecs)}
-        return self.plan
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on where :meth:`state_dict` left off, bit for bit, whatever the buckets' sizes.
@@ -428,14 +460,17 @@ class HiPressState:
             and isinstance(self.plan, Plan)
             and plan.profile.ranks == self.plan.profile.ranks
         ):
-            self.plan = plan
-            self._choices.clear()
+            self._planner.use(plan)
+        self._owed = set(range(len(self._registry.known))) if kinds["residual"] else set()
 
     def trace(self, path: str | os.PathLike[str]) -> None:
         """Writes the latest stages of every bucket as a trace for Perfetto or chrome://tracing.
 
         Args:
             path: a JSON file; written beside and renamed.
+
+        Raises:
+            FileError: it cannot be written.
         """
         rank = 0 if self._engine is None else self._engine.first.rank()
         write_trace(Path(path), self._recorder, rank)
@@ -463,32 +498,3 @@ STAGES = (
     "all-reduce wait",
     "exposed",
 )
-
-
-def make_codec(codec: str | Algorithm | Codec, options: dict[str, Any]) -> Codec:
-    """Returns the codec for what a user passed.
-
-    Raises:
-        UnknownCodecError: no codec has that name.
-        CodecError: the options are wrong, or it is no codec.
-    """
-    if isinstance(codec, Codec):
-        if options:
-            raise CodecError(
-                f"codec options {sorted(options)} were given with a codec that already has its "
-                f"own; pass the codec's name or set them when you make it"
-            )
-        return codec
-    found: Any = codecs.get(codec) if isinstance(codec, str) else codec
-    if not callable(found):
-        raise CodecError(
-            f"codec must be a name, a codec or an algorithm made with @codec, got "
-            f"{type(codec).__name__}"
-        )
-    try:
-        made = found(**options)
-    except TypeError as error:
-        raise CodecError(f"codec {codec!r}: {error}") from error
-    if not isinstance(made, Codec):
-        raise CodecError(f"codec {codec!r} gave a {type(made).__name__}, not a Codec")
-    return made
