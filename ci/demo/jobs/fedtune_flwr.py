@@ -200,6 +200,12 @@ def run(progress: Progress) -> Result:
     return _result(arms)
 
 
+def _range(low: float, high: float) -> str:
+    """Both ends, or the one value where they are the same."""
+    ends = [f"{low:.2g}", f"{high:.2g}"]
+    return ends[0] if ends[0] == ends[1] else "-".join(ends)
+
+
 def _result(arms: dict[str, dict[str, Any]]) -> Result:
     accuracy = {name: float(np.mean(arm["curve"][-3:])) for name, arm in arms.items()}
     seconds = {name: float(arm["seconds"]) for name, arm in arms.items()}
@@ -207,6 +213,8 @@ def _result(arms: dict[str, dict[str, Any]]) -> Result:
     rows = arms["with"]["rows"]
     lr = [row.values["lr"] for row in rows]
     epochs = [row.values["local-epochs"] for row in rows]
+    factor = [row.weight_factor for row in rows]
+    weight = [f / float(np.mean(factor)) for f in (min(factor), max(factor))]
     setting = arms["without"]["rows"][0].values
     return Result(
         data=f"digits, {CLIENTS} clients, half with 30-70 % wrong labels, {ROUNDS} rounds",
@@ -215,8 +223,9 @@ def _result(arms: dict[str, dict[str, Any]]) -> Result:
             f"{setting['local-epochs']} epochs for all, {seconds['without']:.0f} s"
         ),
         with_plugin=(
-            f"accuracy {accuracy['with']:.3f}, lr {min(lr):.2g}-{max(lr):.2g} x "
-            f"{min(epochs)}-{max(epochs)} epochs, {seconds['with']:.0f} s"
+            f"accuracy {accuracy['with']:.3f}, lr {_range(min(lr), max(lr))} x "
+            f"{_range(min(epochs), max(epochs))}, weights {_range(*weight)}, "
+            f"{seconds['with']:.0f} s"
         ),
         measures=[
             Measure(
