@@ -34,17 +34,26 @@ class Deadly(Ridge):
         return super().fit(block, configs)
 
 
-class Slow(Ridge):
-    """Takes its time over every block, so that a test can interfere."""
+class Gated(Ridge):
+    """Trains large groups at once and small ones when a file is there, so that a test can act.
 
-    name = "slow"
+    Args:
+        gate: the file; each process that comes to it leaves a file beside it, "<gate>.<pid>".
+        rows: blocks without a group of as many rows wait.
+    """
+
+    name = "gated"
 
     def __init__(
-        self, seconds: float = 0.2, alpha: float = 1.0, fit_intercept: bool = True
+        self, gate: str = "", rows: int = 0, alpha: float = 1.0, fit_intercept: bool = True
     ) -> None:
         super().__init__(alpha, fit_intercept=fit_intercept)
-        self.seconds = seconds
+        self.gate = gate
+        self.rows = rows
 
     def fit(self, block: Any, configs: Any) -> Any:
-        time.sleep(self.seconds)
+        if block.counts.max() < self.rows:
+            Path(f"{self.gate}.{os.getpid()}").touch()
+            while not Path(self.gate).exists():
+                time.sleep(0.02)
         return super().fit(block, configs)

@@ -396,4 +396,4 @@ assert model.plan_ == "local"
 heavy = {"ray", "torch", "lightgbm", "pandas.plotting"} & set(sys.modules)
 assert not heavy - {"pandas.plotting"}, heavy
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=150)

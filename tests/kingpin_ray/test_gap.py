@@ -15,6 +15,7 @@ from tests.kingpin_ray.data import FEATURES, grouped_frame
 
 pytestmark = [
     pytest.mark.cluster,
+    pytest.mark.timeout(500),  # a busy machine may be slow, never wrong
     # Ray 2.55 collects neither its Popen objects nor the /dev/null files it gave them.
     pytest.mark.filterwarnings("ignore:.*Popen.__del__:pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore:.*/dev/null:pytest.PytestUnraisableExceptionWarning"),

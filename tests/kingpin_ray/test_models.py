@@ -61,7 +61,7 @@ def test_a_third_party_model_is_found_trained_and_stored(tmp_path: Path) -> None
     target = tmp_path / "site"
     install = ["-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--target"]
     subprocess.run(
-        [sys.executable, *install, str(target), str(tmp_path / "project")], check=True, timeout=120
+        [sys.executable, *install, str(target), str(tmp_path / "project")], check=True, timeout=150
     )
     code = f"""
 import sys
@@ -79,4 +79,4 @@ model.save({str(tmp_path / "store")!r})
 again = GroupedEstimator.load({str(tmp_path / "store")!r})
 np.testing.assert_allclose(again.predict(frame), expected)
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=150)

@@ -28,7 +28,7 @@ def test_blocks_run_as_a_script(tmp_path: Path) -> None:
     script = tmp_path / "ten_lines.py"
     script.write_text("\n".join(example.parsed for example in blocks().examples()))
     done = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=150
     )
     assert done.returncode == 0, done.stderr
     assert "plan local" in done.stdout

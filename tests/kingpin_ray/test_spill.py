@@ -52,7 +52,7 @@ def test_spilled_rows_give_the_models_of_rows_in_memory(
     parquet: tuple[pd.DataFrame, str], spec: Any, target: str, grid: Any, plan: str
 ) -> None:
     frame, path = parquet
-    before = set(glob.glob(f"{tempfile.gettempdir()}/kingpin-*"))
+    before = set(glob.glob(f"{tempfile.gettempdir()}/kingpin-spill-*"))
     options: dict[str, Any] = {"param_grid": grid, "cv": 2 if grid else None, "random_state": 1}
     there = GroupedEstimator(spec, "key", target, FEATURES, plan=plan, **options).fit(path)
     here = GroupedEstimator(spec, "key", target, FEATURES, plan="local", **options).fit(frame)
@@ -64,7 +64,7 @@ def test_spilled_rows_give_the_models_of_rows_in_memory(
     np.testing.assert_array_equal(there.predict(new), here.predict(new))
     needed = Files(path, ["key", target, *FEATURES]).column_bytes()
     assert needed <= there.bytes_read_ <= 1.01 * needed
-    assert set(glob.glob(f"{tempfile.gettempdir()}/kingpin-*")) == before
+    assert set(glob.glob(f"{tempfile.gettempdir()}/kingpin-spill-*")) == before
 
 
 @pytest.mark.usefixtures("small_memory")

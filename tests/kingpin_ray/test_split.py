@@ -21,7 +21,7 @@ class Threads:
     def __init__(self, world: int) -> None:
         self.world = world
         self.slots: list[Any] = [None] * world
-        self.barrier = threading.Barrier(world, timeout=60)
+        self.barrier = threading.Barrier(world, timeout=150)
 
     def of(self, rank: int) -> Any:
         return Rank(self, rank)

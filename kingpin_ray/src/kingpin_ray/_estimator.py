@@ -170,6 +170,7 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
             store = None if self.store is None else Store(self.store)
             about = run.about(self, assignment, None if store is None else run.fingerprint())
             if store is not None:
+                session.enter_context(store.writing())
                 store.begin(about)
             return self._train(run, [], store, assignment, about)
 
@@ -192,7 +193,8 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
             trust: whether pickled models in the store may be loaded, which runs what they name.
 
         Raises:
-            StoreError: the store is of other data or other parameters, or cannot be read.
+            StoreError: the store is of other data or other parameters, cannot be read, or another
+                process writes to it.
         """
         kept = Store(store)
         manifest = kept.manifest()
@@ -204,6 +206,8 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
                 )
             X = manifest["paths"]
         with ExitStack() as session:
+            session.enter_context(kept.writing())
+            manifest = kept.manifest()
             if manifest["fingerprint"] is None:
                 raise StoreError(
                     f"store={os.fspath(store)!r} was written by save(), so nothing of it is left "
@@ -231,8 +235,9 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self, "_served")
         kept = Store(path)
-        kept.begin(self._about)
-        kept.finish(self._about, self._served, self.results_)
+        with kept.writing():
+            kept.begin(self._about)
+            kept.finish(self._about, self._served, self.results_)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, trust: bool = False) -> GroupedEstimator:

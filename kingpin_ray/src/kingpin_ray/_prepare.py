@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -15,6 +13,7 @@ from sklearn.utils.validation import check_array
 
 from kingpin_ray import _plan
 from kingpin_ray._errors import EmptyDataError, InputError, ParameterError
+from kingpin_ray._folders import temporary_folder
 from kingpin_ray._frame import Columns, array_columns, build_frame, columns_of, layout
 from kingpin_ray._inputs import key_columns, one_column
 from kingpin_ray._parameters import seed_of, task_of
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
 # Files whose wanted columns take more than this part of the free memory are spilled: compressed
 # columns grow several times when they are read.
 _MEMORY_SHARE = 8
+_SPILL_PREFIX = "kingpin-spill-"
 _SPILL_BYTES = 32 << 20
 _TYPICAL_ROWS = 500
 
@@ -167,8 +167,7 @@ def _prepare_parts(estimator: Any, X: Any, task: Task, seed: int, session: ExitS
     columns = [*parts.by, parts.target, *parts.features]
     frame: Shuffled | Spilled
     if spills and files is not None:
-        folder = tempfile.mkdtemp(prefix="kingpin-")
-        session.callback(shutil.rmtree, folder, ignore_errors=True)
+        folder = session.enter_context(temporary_folder(_SPILL_PREFIX))
         count = -(-files.column_bytes() // _SPILL_BYTES)
         frame = Spilled(folder, files.parts(count), columns, parts, task.model.classifier, seed)
     else:

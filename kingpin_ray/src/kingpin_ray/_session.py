@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import tempfile
 import time
 import warnings
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from kingpin_ray._errors import ResourceError
+from kingpin_ray._folders import temporary_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # A socket's path may have 107 characters; Ray adds about 75 to its folder.
-_LONGEST_FOLDER = 30
+_LONGEST_FOLDER = 28
+_FOLDER_PREFIX = "kpr-"
 # Seconds to wait for more CPUs when none is free, and when some are.
 _PATIENCE_S = (5.0, 1.0)
 
@@ -46,27 +47,21 @@ def ray_session(num_cpus: int | None) -> Iterator[Any]:
         yield ray
         return
     options: dict[str, Any] = {}
-    folder = None
-    if not os.environ.get("RAY_ADDRESS"):
-        base = tempfile.gettempdir()
-        if len(base) > _LONGEST_FOLDER and os.name == "posix":
-            base = "/tmp"
-        folder = tempfile.mkdtemp(prefix="kp", dir=base)
-        options = {"_temp_dir": folder, "include_dashboard": False}
-        if num_cpus is not None:
-            options["num_cpus"] = num_cpus
-    try:
+    with ExitStack() as session:
+        if not os.environ.get("RAY_ADDRESS"):
+            base = tempfile.gettempdir()
+            if len(base) > _LONGEST_FOLDER and os.name == "posix":
+                base = "/tmp"
+            folder = session.enter_context(temporary_folder(_FOLDER_PREFIX, base))
+            options = {"_temp_dir": folder, "include_dashboard": False}
+            if num_cpus is not None:
+                options["num_cpus"] = num_cpus
         with warnings.catch_warnings():
             # Ray 2.55 announces a change of its CUDA_VISIBLE_DEVICES rule; no GPU is asked for.
             warnings.filterwarnings("ignore", message="Tip: In future versions of Ray")
             ray.init(logging_level=logging.ERROR, log_to_driver=False, **options)
-        try:
-            yield ray
-        finally:
-            ray.shutdown()
-    finally:
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+        session.callback(ray.shutdown)
+        yield ray
 
 
 def _free_cpus(ray: Any, wanted: int) -> int:

@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import pickle
+import re
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,17 +26,21 @@ import pyarrow as pa
 
 from kingpin_ray._engine import Outcome
 from kingpin_ray._errors import KingpinError, ParameterError, StoreError
+from kingpin_ray._folders import hold
 from kingpin_ray._keys import KeyTable, rebuild
 from kingpin_ray._served import Served
 from kingpin_ray.models._base import GroupModel, Naming
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from kingpin_ray.models._base import Stack
 
 FORMAT = 1
 _MANIFEST = "manifest.json"
+_PART = ".part"
+# What `write_atomically` calls a file of a store before it has all of it.
+_TEMPORARY = re.compile(r"\.(manifest\.json|[a-z0-9_.-]+\.arrow)\.[a-z0-9_]{8}\.part")
 _OWN_KEYS = frozenset({"format", "complete", "segments", "files", "checksum"})
 _RUN_KEYS = frozenset(
     {
@@ -75,7 +80,7 @@ def write_atomically(path: Path, data: bytes) -> None:
         StoreError: the disk refuses.
     """
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_PART)
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
@@ -247,11 +252,47 @@ class Store:
             )
         return read_table(self.path / name, files[name])
 
-    def begin(self, about: Mapping[str, Any]) -> None:
-        """Makes the folder and writes a manifest without models.
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Keeps the folder, which is made if need be, to this process, and clears it first.
+
+        A killed writer may leave temporary files, and segments that no manifest names: those are
+        removed. Files of other names are not ours and stay.
 
         Raises:
-            StoreError: a store is there already, or the folder cannot be made.
+            StoreError: the folder cannot be made, or another process writes to it.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            handle = hold(self.path)
+        except OSError as error:
+            raise StoreError(
+                f"store={str(self.path)!r} cannot be made: {error.strerror}"
+            ) from error
+        if handle is None:
+            raise StoreError(
+                f"store={str(self.path)!r} is being written by another process; wait for its end, "
+                "or choose another folder"
+            )
+        try:
+            for stray in [p for p in self.path.iterdir() if _TEMPORARY.fullmatch(p.name)]:
+                stray.unlink(missing_ok=True)
+            if self.exists:
+                self._drop_segments({s["name"] for s in self.manifest()["segments"]})
+            yield
+        finally:
+            os.close(handle)
+
+    def _drop_segments(self, kept: Collection[str]) -> None:
+        for stray in self.path.glob("segment-*.arrow"):
+            if stray.name.split(".")[0] not in kept:
+                stray.unlink()
+
+    def begin(self, about: Mapping[str, Any]) -> None:
+        """Writes a manifest without models.
+
+        Raises:
+            StoreError: a store is there already.
         """
         if self.exists:
             state = "complete" if self.manifest()["complete"] else "unfinished"
@@ -260,12 +301,6 @@ class Store:
                 f"store={str(self.path)!r} already holds a {state} run; {todo}, remove it, or "
                 "choose another folder"
             )
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StoreError(
-                f"store={str(self.path)!r} cannot be made: {error.strerror}"
-            ) from error
         self._write_manifest(
             {"format": FORMAT, "complete": False, "segments": [], "files": {}, **about}
         )
@@ -293,12 +328,8 @@ class Store:
         self._write_manifest(manifest)
 
     def outcomes(self, trust: bool) -> list[Outcome]:
-        """Returns what finished segments hold; files the manifest does not name are removed."""
+        """Returns what finished segments hold."""
         manifest = self.manifest()
-        named = {segment["name"] for segment in manifest["segments"]}
-        for stray in self.path.glob("segment-*"):
-            if stray.name.split(".")[0] not in named:
-                stray.unlink()
         found = []
         none = np.zeros(0, np.int64)
         files = manifest["files"]
@@ -345,8 +376,7 @@ class Store:
                 "has_classes": served.naming.classes is not None,
             }
         )
-        for stray in self.path.glob("segment-*"):
-            stray.unlink()
+        self._drop_segments(())
 
     def served(self, model: GroupModel, trust: bool) -> Served:
         """Returns the models, mapped from the disk.
