@@ -82,7 +82,7 @@ def train(
 def mismatched(rank: int, ranks: int, options: list[dict[str, Any]]) -> str:
     ddp = DistributedDataParallel(network())
     try:
-        hipress_torch.register(ddp, timeout_s=20, **options[rank])
+        hipress_torch.register(ddp, timeout_s=120, **options[rank])
     except hipress_torch.HiPressError as error:
         return f"{type(error).__name__}: {error}"
     return "registered"
@@ -102,10 +102,10 @@ def lose_a_peer(rank: int, ranks: int, how: int, timeout_s: float) -> tuple[str,
     """The last rank kills or stops itself in the third step; returns what the others see."""
     net = network()
     ddp = DistributedDataParallel(net, bucket_cap_mb=0.2)
-    hipress_torch.register(ddp, timeout_s=timeout_s, plan="always")
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     began = time.monotonic()
     try:
+        hipress_torch.register(ddp, timeout_s=timeout_s, plan="always")
         for step in range(4):
             if step == 2 and rank == ranks - 1:
                 os.kill(os.getpid(), how)

@@ -116,14 +116,16 @@ def test_a_second_registration_is_refused(pool):
 
 
 @pytest.mark.parametrize(
-    ("how", "error"), [(signal.SIGKILL, "PeerError"), (signal.SIGSTOP, "PeerTimeoutError")]
+    ("how", "error", "timeout_s"),
+    # A killed rank's connections are closed at once; of a frozen one only the timeout tells.
+    [(signal.SIGKILL, "PeerError", 120.0), (signal.SIGSTOP, "PeerTimeoutError", 4.0)],
 )
-def test_a_lost_rank_gives_a_typed_error_in_time(how, error):
+def test_a_lost_rank_gives_a_typed_error_in_time(how, error, timeout_s):
     with RankPool(2) as pool:
-        ((name, told, took_s),) = pool.run(jobs.lose_a_peer, how, 4.0, ranks=[0])
+        ((name, told, took_s),) = pool.run(jobs.lose_a_peer, how, timeout_s, ranks=[0])
     assert name == error, told
     assert "restart the job" in told
-    assert took_s < 30
+    assert took_s < 100
 
 
 @pytest.mark.parametrize("value", [float("nan"), math.inf])

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hipress_torch import HiPressState, Plan, PlanError, Profile, codecs
 from hipress_torch._cli import main
 from hipress_torch._plan import Term
+from hipress_torch._replan import Watch
 
 CODECS = {name: codecs.get(name)() for name in ("onebit", "fp16")}
 
@@ -68,6 +69,25 @@ def test_a_term_fits_its_ends_and_keeps_its_floor():
     assert disturbed(1000) == pytest.approx(0.001)
     with pytest.raises(PlanError, match="at least one"):
         Term.fit({})
+
+
+@pytest.mark.parametrize(
+    ("windows", "told"),
+    [
+        ([1.0, 1.2, 0.85, 1.24], [False] * 4),
+        ([1.0, 1.3, 1.0, 0.7, 1.0], [False] * 5),
+        ([1.0, 1.3, 1.3], [False, False, True]),
+        ([1.0, 0.7, 0.7], [False, False, True]),
+        ([1.0, 1.3, 0.7], [False, False, True]),
+        ([0.0, 2.0, 2.0, 2.0], [False] * 4),
+    ],
+)
+def test_a_drift_is_two_windows_in_a_row(windows, told):
+    watch = Watch()
+    assert [watch.judge(seconds) for seconds in windows] == told
+    watch.forget()
+    assert not watch.judge(5.0)
+    assert not watch.judge(5.0)
 
 
 def test_a_profile_survives_its_file(tmp_path):

@@ -18,6 +18,8 @@ WARM_UP = 2
 LEARN = 6
 EVERY = 50
 DRIFT = 1.25
+# Windows in a row that have to differ: one may have been disturbed by something that is gone.
+PATIENCE = 2
 
 
 class Watch:
@@ -25,7 +27,8 @@ class Watch:
 
     Attributes:
         every: passes in a window; a window's median is compared with the first window's.
-        drift: the ratio of the two from which on the plan is made anew.
+        drift: the ratio of the two from which on a window counts as drifted;
+            ``PATIENCE`` of them in a row and the plan is made anew.
     """
 
     def __init__(self) -> None:
@@ -35,6 +38,7 @@ class Watch:
         self._left = 0.0
         self._baseline = 0.0
         self._since = 0
+        self._beyond = 0
 
     def arrived(self, index: int, elements: int) -> None:
         """Notes that a bucket's hook was called: how long the backward pass computed for it."""
@@ -53,6 +57,7 @@ class Watch:
         self._gaps.clear()
         self._baseline = 0.0
         self._since = 0
+        self._beyond = 0
 
     def backward(
         self, group: dist.ProcessGroup, device: torch.device
@@ -70,7 +75,7 @@ class Watch:
     def drifted(
         self, taken: Mapping[int, list[float]], group: dist.ProcessGroup, device: torch.device
     ) -> bool:
-        """Returns whether a window's exchanges took other times than the first window's did.
+        """Returns whether exchanges take other times than they did; told of one window at a time.
 
         Args:
             taken: seconds of exchanges by bucket, as measured in this window.
@@ -82,10 +87,20 @@ class Watch:
         """
         mine = sum(statistics.median(t) for t in taken.values())
         (slowest,) = agreed(group, [mine], device, dist.ReduceOp.MAX)
+        return self.judge(slowest)
+
+    def judge(self, seconds: float) -> bool:
+        """Returns whether this window and those right before it differ from the first one.
+
+        Args:
+            seconds: what a pass's exchanges took in the window that ended, the same on all ranks.
+        """
         if not self._baseline:
-            self._baseline = slowest
+            self._baseline = seconds
             return False
-        return not self._baseline / self.drift <= slowest <= self._baseline * self.drift
+        within = self._baseline / self.drift <= seconds <= self._baseline * self.drift
+        self._beyond = 0 if within else self._beyond + 1
+        return self._beyond >= PATIENCE
 
     def window_ends(self) -> bool:
         """Counts a pass; returns whether it was the last of a window."""
