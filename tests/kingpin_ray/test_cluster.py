@@ -19,7 +19,7 @@ import pytest
 import kingpin_ray as kp
 from kingpin_ray import GroupedEstimator, Logistic, Ridge, _driver, _estimator
 from kingpin_ray._session import ray_session
-from kingpin_ray._source import Files
+from kingpin_ray._source import Files, dataset_table
 from kingpin_ray._store import Store
 from tests.kingpin_ray.data import FEATURES, grouped_frame
 from tests.kingpin_ray.faulty import Deadly, Gated
@@ -367,10 +367,11 @@ def test_ray_datasets_are_taken(ray: Any, parquet: tuple[pd.DataFrame, str]) -> 
     )
     assert here.predict(data).sum() == here.predict(frame).sum()
     served = data.map_batches(here.as_map_batches(), batch_format="pyarrow", batch_size=200)
-    found = served.to_pandas()
+    found = dataset_table(served).to_pandas()
     assert len(found) == len(frame)
     np.testing.assert_array_equal(found.prediction, here.predict(found))
-    proba = data.map_batches(here.as_map_batches(proba=True), batch_format="pyarrow").to_pandas()
+    proba = data.map_batches(here.as_map_batches(proba=True), batch_format="pyarrow")
+    proba = dataset_table(proba).to_pandas()
     np.testing.assert_array_equal(proba.proba_True, here.predict_proba(proba)[:, 1])
 
 

@@ -10,9 +10,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from sklearn.tree import DecisionTreeRegressor
 
 import kingpin_ray as kp
-from kingpin_ray import GBDT, MLP, GroupedEstimator, Linear, Logistic, Ridge, _prepare, _spill
+from kingpin_ray import GBDT, MLP, GroupedEstimator, Logistic, _prepare, _spill
 from kingpin_ray._source import Files
 from tests.kingpin_ray.data import FEATURES, grouped_frame
 
@@ -37,8 +38,7 @@ def parquet(tmp_path: Path) -> tuple[pd.DataFrame, str]:
 
 
 CASES: list[tuple[Any, str, Any]] = [
-    (Linear(), "value", None),
-    (Ridge(), "value", {"alpha": [0.1, 1.0]}),
+    (DecisionTreeRegressor(max_depth=2), "value", None),
     (Logistic(), "label", {"C": [0.1, 1.0]}),
     (MLP((4,), epochs=1), "label", None),
     (GBDT(n_estimators=3), "label", None),
@@ -76,4 +76,4 @@ def test_a_full_disk_is_named(
 
     monkeypatch.setattr(_spill.np, "save", full)
     with pytest.raises(kp.ResourceError, match=r"No space left on device.*TMPDIR"):
-        GroupedEstimator(Ridge(), "key", "value", FEATURES, plan="local").fit(parquet[1])
+        GroupedEstimator(Logistic(), "key", "label", FEATURES, plan="local").fit(parquet[1])

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kingpin_ray._engine import Outcome, Task, failed_outcome, fit_block
+from kingpin_ray._engine import Outcome, Task, failed_outcome, fit_block, fit_sums
 from kingpin_ray._errors import ResourceError
 from kingpin_ray._plan import largest_first
 from kingpin_ray._session import actor_count, ray_session
 from kingpin_ray._shuffle import Shuffled
+from kingpin_ray._streamed import Streamed
 from kingpin_ray._worker import Worker
 
 if TYPE_CHECKING:
@@ -98,13 +99,13 @@ def run_local(
     if threads <= 1:
         with one_thread():
             for chunk in chunks:
-                yield chunk, fit_block(frame.block(chunk.groups), task)
+                yield chunk, _fit_here(frame, chunk, task)
         return
 
     def fit(chunk: Chunk) -> Outcome:
         # OpenMP and BLAS keep their number of threads for each thread that calls them.
         with one_thread():
-            return fit_block(frame.block(chunk.groups), task)
+            return _fit_here(frame, chunk, task)
 
     frame.warm()
     waiting = deque(chunks)
@@ -121,6 +122,12 @@ def run_local(
         finally:
             for _, future in running:
                 future.cancel()
+
+
+def _fit_here(frame: Frame | Spilled, chunk: Chunk, task: Task) -> Outcome:
+    if isinstance(frame, Streamed):
+        return fit_sums(frame.sums(chunk.groups), task)
+    return fit_block(frame.block(chunk.groups), task)
 
 
 @contextmanager

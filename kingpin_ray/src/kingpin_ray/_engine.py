@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
+from kingpin_ray._blocks import Block
 from kingpin_ray._scoring import SQUARED, scorer, squared_score
+from kingpin_ray._sums import Sums, unusable
 from kingpin_ray.models._base import Fitted
 
 if TYPE_CHECKING:
@@ -17,10 +19,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from kingpin_ray._blocks import Block
     from kingpin_ray._folds import Split
     from kingpin_ray.models._base import GroupModel, Stack
 
+    Searched: TypeAlias = tuple[NDArray[np.float64], dict[tuple[int, int, int], str]]
+
+S = TypeVar("S", Block, Sums)
 SERVED = ("ok", "not_converged")
 """Statuses of a final fit whose model is used."""
 
@@ -118,14 +122,12 @@ def fit_block(block: Block, task: Task) -> Outcome:
     status, error = screen(block, task)
     good = np.flatnonzero(status == "ok")
     part = block.select(good)
-    choice = Choice.none(len(good))
-    if task.split is not None and len(good):
-        began = time.perf_counter()
-        scores, failed = _search_guarded(model, part, task, score_of)
-        choice = choose(scores, failed, time.perf_counter() - began)
+
+    def search(some: Block, split: Split) -> Searched:
+        return model.search(some, task.configs, split, score_of, task.scoring)
 
     def fit(some: Block, config: Mapping[str, Any]) -> tuple[Fitted, NDArray[np.float64]]:
-        fitted = _fit_guarded(model, some, config)
+        fitted = _fit_guarded(model.fit, some, config)
         score = np.full(some.n_groups, np.nan)
         kept = np.setdiff1d(np.arange(some.n_groups), np.fromiter(fitted.failed, np.int64))
         if task.split is None and fitted.errors is not None and task.scoring in SQUARED:
@@ -138,18 +140,47 @@ def fit_block(block: Block, task: Task) -> Outcome:
             score[kept] = score_of(held.y, raw, held.offsets)
         return fitted, score
 
+    choice = _choice(search, part, task)
     return finish(block, part, good, task, status, error, choice, fit)
 
 
+def fit_sums(sums: Sums, task: Task) -> Outcome:
+    """As `fit_block`, of groups of which only statistics are left; scores are of squared errors."""
+    model = task.model
+    status, error = verdicts(task, sums.counts, sums.missing, None)
+    good = np.flatnonzero(status == "ok")
+    part = sums.select(good)
+
+    def search(some: Sums, split: Split) -> Searched:
+        return model.search_sums(some, task.configs, split, task.scoring), {}
+
+    def fit(some: Sums, config: Mapping[str, Any]) -> tuple[Fitted, NDArray[np.float64]]:
+        fitted = _fit_guarded(model.fit_sums, some, config)
+        if fitted.errors is None:  # some group failed
+            return fitted, np.full(some.n_groups, np.nan)
+        return fitted, squared_score(task.scoring, *fitted.errors)
+
+    choice = _choice(search, part, task)
+    return finish(sums, part, good, task, status, error, choice, fit)
+
+
+def _choice(search: Callable[[S, Split], Searched], part: S, task: Task) -> Choice:
+    if task.split is None or not part.n_groups:
+        return Choice.none(part.n_groups)
+    began = time.perf_counter()
+    scores, failed = _search_guarded(search, part, task, task.split)
+    return choose(scores, failed, time.perf_counter() - began)
+
+
 def finish(
-    block: Block,
-    part: Block,
+    block: Block | Sums,
+    part: S,
     good: NDArray[np.int64],
     task: Task,
     status: NDArray[Any],
     error: dict[int, str],
     choice: Choice,
-    fit: Callable[[Block, Mapping[str, Any]], tuple[Fitted, NDArray[np.float64]]],
+    fit: Callable[[S, Mapping[str, Any]], tuple[Fitted, NDArray[np.float64]]],
 ) -> Outcome:
     """Returns the outcome of the final fits.
 
@@ -225,27 +256,45 @@ def screen(
     """
     add = add or (lambda values: values)
     counts = add(block.counts)
-    status = np.full(block.n_groups, "ok", dtype=object)
+    missing = np.zeros(block.n_groups, np.int64)
+    if not task.model.accepts_missing:
+        if block.X.size and not np.isfinite(block.X.sum()):
+            missing = unusable(block)
+        missing = add(missing)
+    classes = None
+    if task.model.classifier:
+        classes = (add(block.class_counts()) > 0).sum(axis=1)
+    return verdicts(task, counts, missing, classes)
+
+
+def verdicts(
+    task: Task,
+    counts: NDArray[np.int64],
+    missing: NDArray[np.int64],
+    classes: NDArray[np.int64] | None,
+) -> tuple[NDArray[Any], dict[int, str]]:
+    """Returns what `screen` does.
+
+    Args:
+        task: what to do.
+        counts: (G,) usable rows.
+        missing: (G,) rows with a NaN or infinite feature; zeros if the model takes them.
+        classes: (G,) distinct classes; None for regression.
+    """
+    status = np.full(len(counts), "ok", dtype=object)
     error: dict[int, str] = {}
     floor = max(task.min_rows, 1, task.split.min_rows if task.split else 1)
     for g in np.flatnonzero(counts < floor):
         status[g] = "too_few_rows"
         error[int(g)] = f"n_samples={counts[g]}, fewer than the {floor} it needs"
-    if not task.model.accepts_missing:
-        count = np.zeros(block.n_groups, np.int64)
-        if block.X.size and not np.isfinite(block.X.sum()):
-            bad = ~np.isfinite(block.X).all(axis=1)
-            count = np.bincount(block.group_of_row()[bad], minlength=block.n_groups)
-        count = add(count)
-        for g in np.flatnonzero((count > 0) & (status == "ok")):
-            status[g] = "nan_features"
-            error[int(g)] = (
-                f"{count[g]} of {counts[g]} rows have a NaN or infinite feature; "
-                "impute them or use GBDT, which takes them"
-            )
-    if task.model.classifier:
-        present = (add(block.class_counts()) > 0).sum(axis=1)
-        for g in np.flatnonzero((present == 1) & (status == "ok")):
+    for g in np.flatnonzero((missing > 0) & (status == "ok")):
+        status[g] = "nan_features"
+        error[int(g)] = (
+            f"{missing[g]} of {counts[g]} rows have a NaN or infinite feature; "
+            "impute them or use GBDT, which takes them"
+        )
+    if classes is not None:
+        for g in np.flatnonzero((classes == 1) & (status == "ok")):
             status[g] = "single_class"
             error[int(g)] = "every row has the same class"
     return status, error
@@ -277,52 +326,53 @@ def take_stack(stack: Stack, at: NDArray[np.int64]) -> Stack:
     return {name: values[at] for name, values in stack.items()}
 
 
-def _fit_guarded(model: GroupModel, block: Block, config: Mapping[str, Any]) -> Fitted:
-    """Fits a block; when that raises, halves it until the groups that raise stand alone.
+def _fit_guarded(
+    train: Callable[[S, Sequence[Mapping[str, Any]]], list[Fitted]],
+    part: S,
+    config: Mapping[str, Any],
+) -> Fitted:
+    """Fits groups; when that raises, halves them until the groups that raise stand alone.
 
     The stack that comes back leaves out the groups that failed.
     """
     try:
-        fitted = model.fit(block, [config])[0]
+        fitted = train(part, [config])[0]
     except MemoryError:
         raise
     except Exception as raised:
-        if block.n_groups == 1:
+        if part.n_groups == 1:
             return Fitted({}, {0: f"{type(raised).__name__}: {raised}"})
-        middle = block.n_groups // 2
-        left = _fit_guarded(model, block.select(np.arange(middle)), config)
-        right = _fit_guarded(model, block.select(np.arange(middle, block.n_groups)), config)
+        middle = part.n_groups // 2
+        left = _fit_guarded(train, part.select(np.arange(middle)), config)
+        right = _fit_guarded(train, part.select(np.arange(middle, part.n_groups)), config)
         return Fitted(
             concat_stacks([left.stack, right.stack]),
             {**left.failed, **{g + middle: m for g, m in right.failed.items()}},
             np.concatenate([left.unconverged, right.unconverged + middle]),
         )
     if fitted.failed:
-        kept = np.setdiff1d(np.arange(block.n_groups), np.fromiter(fitted.failed, np.int64))
+        kept = np.setdiff1d(np.arange(part.n_groups), np.fromiter(fitted.failed, np.int64))
         stack = take_stack(fitted.stack, kept)
         return replace(fitted, stack=stack, seen=None, errors=None)
     return fitted
 
 
 def _search_guarded(
-    model: GroupModel, block: Block, task: Task, score_of: Callable[..., Any]
-) -> tuple[NDArray[np.float64], dict[tuple[int, int, int], str]]:
-    assert task.split is not None
+    search: Callable[[S, Split], Searched], part: S, task: Task, split: Split
+) -> Searched:
     try:
-        return model.search(block, task.configs, task.split, score_of, task.scoring)
+        return search(part, split)
     except MemoryError:
         raise
     except Exception as raised:
-        if block.n_groups == 1:
-            shape = (1, len(task.configs), task.split.n_folds)
+        if part.n_groups == 1:
+            shape = (1, len(task.configs), split.n_folds)
             message = f"{type(raised).__name__}: {raised}"
             failed = {(0, c, f): message for c in range(shape[1]) for f in range(shape[2])}
             return np.full(shape, np.nan), failed
-        middle = block.n_groups // 2
-        left = _search_guarded(model, block.select(np.arange(middle)), task, score_of)
-        right = _search_guarded(
-            model, block.select(np.arange(middle, block.n_groups)), task, score_of
-        )
+        middle = part.n_groups // 2
+        left = _search_guarded(search, part.select(np.arange(middle)), task, split)
+        right = _search_guarded(search, part.select(np.arange(middle, part.n_groups)), task, split)
         moved = {(g + middle, c, f): m for (g, c, f), m in right[1].items()}
         return np.concatenate([left[0], right[0]]), {**left[1], **moved}
 
@@ -338,7 +388,7 @@ def _mean_over_folds(scores: NDArray[np.float64]) -> NDArray[np.float64]:
 class _Record:
     """Collects result rows by column."""
 
-    def __init__(self, block: Block, plan: str) -> None:
+    def __init__(self, block: Block | Sums, plan: str) -> None:
         self.block = block
         self.plan = plan
         self.parts: list[pa.Table] = []

@@ -12,10 +12,11 @@ import pyarrow.compute as pc
 
 from kingpin_ray._blocks import Block
 from kingpin_ray._driver import make_chunks, run_local
-from kingpin_ray._engine import Task, concat_stacks, fit_block
+from kingpin_ray._engine import Task, concat_stacks, fit_block, fit_sums
 from kingpin_ray._frame import Frame
 from kingpin_ray._keys import encode
 from kingpin_ray._served import MISSING
+from kingpin_ray._streamed import Streamed
 
 if TYPE_CHECKING:
     from kingpin_ray._parts import Parts
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 GLOBAL_ROWS = 200_000
-"""Rows, drawn by seed, that the global model is trained on when there are more."""
+"""Rows, drawn by seed, that the global model is trained on when there are more.
+
+Statistics of all rows are as quick as of some: where those are kept, all rows count.
+"""
 
 
 def add_fallback(
@@ -78,6 +82,23 @@ def _append(served: Served, stack: dict[str, np.ndarray], config: int) -> int:
 
 
 def _add_global(served: Served, frame: Frame | Parts, task: Task, config: int) -> None:
+    if isinstance(frame, Streamed):
+        outcome = fit_sums(frame.overall(), task)
+    else:
+        block = _drawn(frame, task)
+        if block is None:
+            return
+        outcome = fit_block(block, task)
+    if len(outcome.groups):
+        served.fallback = _append(served, outcome.stack, config)
+    else:
+        _log.warning(
+            "no global fallback model: %s", outcome.results.column("error").to_pylist()[-1]
+        )
+
+
+def _drawn(frame: Frame | Parts, task: Task) -> Block | None:
+    """Returns rows of all groups as one; None where none can be used."""
     usable = int(frame.counts.sum())
     positions = np.arange(usable)
     if usable > GLOBAL_ROWS:
@@ -88,8 +109,8 @@ def _add_global(served: Served, frame: Frame | Parts, task: Task, config: int) -
         finite = np.isfinite(X).all(axis=1)
         X, y = X[finite], y[finite]
     if not len(y):
-        return
-    block = Block(
+        return None
+    return Block(
         X=X,
         y=y,
         offsets=np.array([0, len(y)]),
@@ -99,13 +120,6 @@ def _add_global(served: Served, frame: Frame | Parts, task: Task, config: int) -
         n_dropped=np.zeros(1, np.int64),
         first=np.zeros(1, np.int64),
     )
-    outcome = fit_block(block, task)
-    if len(outcome.groups):
-        served.fallback = _append(served, outcome.stack, config)
-    else:
-        _log.warning(
-            "no global fallback model: %s", outcome.results.column("error").to_pylist()[-1]
-        )
 
 
 def _add_parents(served: Served, frame: Frame, task: Task, config: int) -> None:

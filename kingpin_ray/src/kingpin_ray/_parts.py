@@ -47,7 +47,7 @@ class Summary:
 
 
 def load_part(
-    part: Part | pa.Table, columns: list[str], layout: Layout, classifier: bool
+    part: Part | pa.Table, columns: list[str], layout: Layout, classifier: bool, random_state: int
 ) -> tuple[Summary, Frame]:
     """Returns a part's summary and its rows, in group order through an index."""
     bytes_read = 0
@@ -55,7 +55,9 @@ def load_part(
         table, bytes_read = read_part(part, columns)
     else:
         table = part.select(columns)
-    frame = build_frame(columns_of(table), layout, None, None, classifier, 0, allow_empty=True)
+    frame = build_frame(
+        columns_of(table), layout, None, None, classifier, random_state, allow_empty=True
+    )
     summary = Summary(
         frame.keys,
         frame.counts,

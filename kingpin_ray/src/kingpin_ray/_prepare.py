@@ -18,6 +18,7 @@ from kingpin_ray._frame import Columns, array_columns, build_frame, columns_of, 
 from kingpin_ray._inputs import key_columns, one_column
 from kingpin_ray._parameters import seed_of, task_of
 from kingpin_ray._run import Run
+from kingpin_ray._scoring import SQUARED
 from kingpin_ray._session import actor_count, ray_is_running, ray_session
 from kingpin_ray._shuffle import Shuffled
 from kingpin_ray._source import (
@@ -30,6 +31,7 @@ from kingpin_ray._source import (
     read_paths,
 )
 from kingpin_ray._spill import Spilled
+from kingpin_ray._streamed import Streamed
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 # Files whose wanted columns take more than this part of the free memory are spilled: compressed
 # columns grow several times when they are read.
 _MEMORY_SHARE = 8
+# Statistics may take this part of the free memory; they are copied once when they grow.
+_SUMS_SHARE = 4
 _SPILL_PREFIX = "kingpin-spill-"
 _SPILL_BYTES = 32 << 20
 _TYPICAL_ROWS = 500
@@ -166,14 +170,19 @@ def _prepare_parts(estimator: Any, X: Any, task: Task, seed: int, session: ExitS
             return None
     columns = [*parts.by, parts.target, *parts.features]
     frame: Shuffled | Spilled
+    pieces: list[Any]
     if spills and files is not None:
         folder = session.enter_context(temporary_folder(_SPILL_PREFIX))
-        count = -(-files.column_bytes() // _SPILL_BYTES)
-        frame = Spilled(folder, files.parts(count), columns, parts, task.model.classifier, seed)
+        pieces = files.parts(-(-files.column_bytes() // _SPILL_BYTES))
+        if task.model.summable and task.scoring in SQUARED:
+            budget = available_memory() // _SUMS_SHARE
+            frame = Streamed(folder, pieces, columns, parts, seed, task.split, budget)
+        else:
+            frame = Spilled(folder, pieces, columns, parts, task.model.classifier, seed)
     else:
         ray = session.enter_context(ray_session(estimator.num_actors))
         workers = actor_count(ray, estimator.num_actors, 1 << 30)
-        pieces: list[Any] = (
+        pieces = (
             list(files.parts(2 * workers))
             if files is not None
             else X.select_columns(columns).to_arrow_refs()

@@ -123,7 +123,7 @@ class Shuffled(Parts):
     ) -> None:
         self._ray = ray
         load = ray.remote(load_part).options(num_returns=2, num_cpus=1)
-        pairs = [load.remote(part, columns, layout, classifier) for part in parts]
+        pairs = [load.remote(part, columns, layout, classifier, random_state) for part in parts]
         self._frames = [frame for _, frame in pairs]
         try:
             summaries: list[Summary] = ray.get([summary for summary, _ in pairs])

@@ -51,15 +51,19 @@ class Spilled(Parts):
         random_state: int,
     ) -> None:
         self._folder = Path(folder)
+        self._on_disk: list[int] = []
         summaries: list[Summary] = []
         for part in parts:
-            summary, frame = load_part(part, columns, layout, classifier)
-            self._write(len(summaries), frame)
+            summary, frame = load_part(part, columns, layout, classifier, random_state)
+            self._keep(len(summaries), frame)
             summaries.append(summary)
         super().__init__(summaries, layout, classifier, random_state)
+        self._features = len(layout.features)
         self._offsets = [offsets_of(counts) for counts in self._part_counts]
 
-    def _write(self, part: int, frame: Frame) -> None:
+    def _keep(self, part: int, frame: Frame) -> None:
+        """Writes the rows of a part, in group order."""
+        self._on_disk.append(part)
         arrays = {"X": frame.matrix(frame.order), "y": frame.y[frame.order], "row": frame.order}
         try:
             for name, values in arrays.items():
@@ -76,12 +80,18 @@ class Spilled(Parts):
     def warm(self) -> None:
         """Does nothing: no state is made when blocks are read."""
 
-    def block(self, groups: NDArray[np.int64]) -> Block:
-        """Returns the rows of some groups, each group's in the order of the files."""
+    def block(self, groups: NDArray[np.int64], first: NDArray[np.int64] | None = None) -> Block:
+        """Returns the rows of some groups that are on the disk, in the order of the files.
+
+        Args:
+            groups: which.
+            first: (groups,) rows that are elsewhere and come before these; None for none.
+        """
         place = np.full(len(self.keys), -1)
         place[groups] = np.arange(len(groups))
         xs, ys, owners = [], [], []
-        for p, ids in enumerate(self._ids):
+        for p in self._on_disk:
+            ids = self._ids[p]
             local = np.flatnonzero(place[ids] >= 0)
             counts = self._part_counts[p][local]
             rows = ranges(self._offsets[p][local], counts)
@@ -90,17 +100,17 @@ class Spilled(Parts):
             xs.append(self._map(p, "X")[rows])
             ys.append(self._labels(p, self._map(p, "y")[rows]))
             owners.append(np.repeat(place[ids[local]], counts))
-        counts = self.counts[groups]
-        order = np.argsort(np.concatenate(owners), kind="stable") if owners else np.zeros(0, int)
+        owner = np.concatenate([np.zeros(0, np.int64), *owners])
+        order = np.argsort(owner, kind="stable")
         return Block(
-            X=np.concatenate(xs)[order] if xs else np.zeros((0, 1)),
+            X=np.concatenate(xs)[order] if xs else np.zeros((0, self._features)),
             y=np.concatenate(ys)[order] if ys else np.zeros(0),
-            offsets=offsets_of(counts),
+            offsets=offsets_of(np.bincount(owner, minlength=len(groups))),
             groups=groups,
             seeds=self.seeds[groups],
             n_classes=0 if self.classes is None else len(self.classes),
             n_dropped=self.n_dropped[groups],
-            first=np.zeros(len(groups), np.int64),
+            first=np.zeros(len(groups), np.int64) if first is None else first,
         )
 
     def _labels(self, part: int, y: NDArray[Any]) -> NDArray[Any]:

@@ -153,17 +153,24 @@ def shift_back(gram: F64, shift: F64) -> F64:
 def solve_gram(gram: F64, alpha: float, fit_intercept: bool) -> tuple[F64, float]:
     """Returns the weights (D,) of least norm and the constant of one Gram (Q, Q).
 
-    For groups whose rows no single worker holds; directions below 1e-12 of the strongest count as
-    absent, since a Gram has squared them.
+    For groups whose rows no single worker holds, or that are gone. Columns count in their own
+    units; directions below 1e-12 of the whole count as absent, since a Gram has squared them.
     """
     features = len(gram) - 2
     rows = max(float(gram[-1, -1]), 1.0)
     total = gram[:-1, -1]
     inner = gram[:-1, :-1] - np.outer(total, total) / rows if fit_intercept else gram[:-1, :-1]
-    values, vectors = np.linalg.eigh(inner[:features, :features])
-    kept = values > 1e-12 * max(float(values[-1]), 0.0)
+    diagonal = np.diagonal(inner)[:features]
+    alive = diagonal > 1e-13 * np.diagonal(gram)[:features]
+    scale = np.where(alive, 1.0 / np.sqrt(np.where(alive, diagonal, 1.0) + alpha), 0.0)
+    system = (inner[:features, :features] + alpha * np.eye(features)) * np.outer(scale, scale)
+    values, vectors = np.linalg.eigh(system)
+    kept = values > 1e-12
     part = vectors[:, kept]
-    weights = part @ ((part.T @ inner[:features, features]) / (values[kept] + alpha))
+    weights = scale * (part @ ((part.T @ (scale * inner[:features, features])) / values[kept]))
+    # Of all solutions the shortest: what lies along an absent direction is taken off.
+    absent = scale[:, None] * vectors[:, ~kept]
+    weights -= absent @ np.linalg.lstsq(absent, weights, rcond=1e-12)[0]
     constant = (total[-1] - weights @ total[:-1]) / rows if fit_intercept else 0.0
     return weights, float(constant)
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kingpin_ray._blocks import Block
     from kingpin_ray._folds import Split
     from kingpin_ray._scoring import Scorer
+    from kingpin_ray._sums import Sums
 
     F64 = NDArray[np.float64]
 
@@ -127,6 +128,29 @@ class GroupModel(BaseEstimator):  # type: ignore[misc]
             ParameterError: always; a model that can do this overrides it.
         """
         raise ParameterError(f"{type(self).__name__} needs whole groups; use plan='task'")
+
+    @property
+    def summable(self) -> bool:
+        """Whether statistics of a group's rows suffice to train it: the model has `fit_sums`."""
+        return type(self).fit_sums is not GroupModel.fit_sums
+
+    def fit_sums(self, sums: Sums, configs: Sequence[Mapping[str, Any]]) -> list[Fitted]:
+        """As `fit`, of groups of which only means and products are left; with `errors`.
+
+        Raises:
+            ParameterError: always; a model that can do this overrides it, and `search_sums`.
+        """
+        raise ParameterError(f"{type(self).__name__} needs the rows of its groups")
+
+    def search_sums(
+        self, sums: Sums, configs: Sequence[Mapping[str, Any]], split: Split, name: str
+    ) -> F64:
+        """As `search`, of groups of which only means and products are left, for squared errors.
+
+        Raises:
+            ParameterError: always; a model that has `fit_sums` overrides it.
+        """
+        raise ParameterError(f"{type(self).__name__} needs the rows of its groups")
 
     def cost(self, n_features: int) -> tuple[float, float]:
         """Returns a guess at one fit's seconds per row and per group, on one core."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -11,6 +12,7 @@ from kingpin_ray._errors import ParameterError
 from kingpin_ray._folds import fold_of_row
 from kingpin_ray._kernels import least_squares as ls
 from kingpin_ray._scoring import SQUARED, squared_score
+from kingpin_ray._sums import parts_of
 from kingpin_ray.models._base import (
     Fitted,
     GroupModel,
@@ -21,14 +23,57 @@ from kingpin_ray.models._base import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from kingpin_ray._blocks import Block
     from kingpin_ray._folds import Split
     from kingpin_ray._scoring import Scorer
+    from kingpin_ray._sums import Sums
     from kingpin_ray.models._base import Add
+
+    F64 = NDArray[np.float64]
+
+
+def _optimum(
+    shift: F64,
+    gram: F64,
+    alpha: float,
+    free: bool,
+    again: Callable[[int], tuple[F64, float]] | None = None,
+) -> Fitted:
+    """Returns the models of all groups from their Grams (G, Q, Q) about their shifts (G, Z).
+
+    `again` solves for one group in shifted coordinates where normal equations may be
+    ill-conditioned; None solves from the Gram's own eigenvectors, as the rows are elsewhere.
+    """
+    weights, constant, good = ls.solve(gram, alpha, free)
+    for g in np.flatnonzero(~good):
+        weights[g], constant[g] = (
+            ls.solve_gram(gram[g], alpha, free) if again is None else again(int(g))
+        )
+    moved = np.einsum("gd,gd->g", weights, shift[:, :-1])
+    intercept = constant + shift[:, -1] - moved
+    stack = {"coef": weights[:, None, :], "intercept": intercept[:, None]}
+    return Fitted(stack, errors=ls.squared_errors(gram, weights, constant))
+
+
+def _from_rows(
+    block: Block,
+    shift: F64,
+    alpha: float,
+    free: bool,
+    g: int,
+    kept: NDArray[np.bool_] | None = None,
+) -> tuple[F64, float]:
+    """Returns weights and constant, in shifted coordinates, of group g from its (kept) rows."""
+    rows = slice(block.offsets[g], block.offsets[g + 1])
+    X, y = block.X[rows], block.y[rows]
+    if kept is not None:
+        X, y = X[kept[rows]], y[kept[rows]]
+    weights, intercept = ls.solve_rows(X, y, alpha, free)
+    return weights, intercept - shift[g, -1] + weights @ shift[g, :-1]
 
 
 class _LeastSquares(GroupModel):
@@ -64,17 +109,8 @@ class _LeastSquares(GroupModel):
             if free not in kept:
                 kept[free] = ls.centred_grams(block.X, block.y, block.offsets, free)
             shift, gram = kept[free]
-            weights, constant, good = ls.solve(gram, alpha, free)
-            intercept = constant
-            if free:
-                moved = np.einsum("gd,gd->g", weights, shift[:, :-1])
-                intercept = constant + shift[:, -1] - moved
-            for g in np.flatnonzero(~good):
-                rows = slice(block.offsets[g], block.offsets[g + 1])
-                weights[g], intercept[g] = ls.solve_rows(block.X[rows], block.y[rows], alpha, free)
-                constant[g] = intercept[g] - shift[g, -1] + weights[g] @ shift[g, :-1]
-            stack = {"coef": weights[:, None, :], "intercept": intercept[:, None]}
-            results.append(Fitted(stack, errors=ls.squared_errors(gram, weights, constant)))
+            again = partial(_from_rows, block, shift, alpha, free)
+            results.append(_optimum(shift, gram, alpha, free, again))
         return results
 
     def fit_split(
@@ -90,15 +126,19 @@ class _LeastSquares(GroupModel):
         results = []
         for config in configs:
             alpha, free = self._penalty(config)
-            used = gram if free else ls.shift_back(gram, shift)
-            weights, constant, good = ls.solve(used, alpha, free)
-            for g in np.flatnonzero(~good):
-                weights[g], constant[g] = ls.solve_gram(used[g], alpha, free)
-            intercept = constant
             if free:
-                moved = np.einsum("gd,gd->g", weights, shift[:, :-1])
-                intercept = constant + shift[:, -1] - moved
-            results.append(Fitted({"coef": weights[:, None, :], "intercept": intercept[:, None]}))
+                results.append(_optimum(shift, gram, alpha, free))
+            else:
+                results.append(_optimum(shift * 0.0, ls.shift_back(gram, shift), alpha, free))
+        return results
+
+    def fit_sums(self, sums: Sums, configs: Sequence[Mapping[str, Any]]) -> list[Fitted]:
+        """As `fit`, of groups of which only the statistics are left."""
+        results = []
+        for config in configs:
+            alpha, free = self._penalty(config)
+            shift, gram = sums.grams(free)
+            results.append(_optimum(shift, gram.sum(axis=1), alpha, free))
         return results
 
     def search(
@@ -112,46 +152,66 @@ class _LeastSquares(GroupModel):
         """Returns held-out scores; squared-error scores need no second look at the rows."""
         if name not in SQUARED:
             return super().search(block, configs, split, scorer, name)
-        scores = np.full((block.n_groups, len(configs), split.n_folds), np.nan)
         folds = fold_of_row(block, split)
         # Rows that are never held out are one more part.
-        parts = split.n_folds + bool((folds < 0).any())
         folds = np.where(folds < 0, split.n_folds, folds)
+
+        def grams(free: bool) -> tuple[F64, F64]:
+            return ls.fold_grams(block.X, block.y, block.offsets, free, folds, parts_of(split))
+
+        def from_rows(g: int, fold: int, alpha: float, free: bool, shift: F64) -> Any:
+            return _from_rows(block, shift, alpha, free, g, folds != fold)
+
+        return self._search(block.n_groups, configs, split, name, grams, from_rows), {}
+
+    def search_sums(
+        self, sums: Sums, configs: Sequence[Mapping[str, Any]], split: Split, name: str
+    ) -> NDArray[np.float64]:
+        """As `search`, of groups of which only the statistics are left."""
+        return self._search(sums.n_groups, configs, split, name, sums.grams, None)
+
+    def _search(
+        self,
+        groups: int,
+        configs: Sequence[Mapping[str, Any]],
+        split: Split,
+        name: str,
+        grams: Callable[[bool], tuple[F64, F64]],
+        from_rows: Callable[[int, int, float, bool, F64], Any] | None,
+    ) -> NDArray[np.float64]:
+        """Returns held-out scores (groups, configurations, folds).
+
+        Args:
+            groups: how many.
+            configs: parameter settings.
+            split: how rows are held out.
+            name: of the score.
+            grams: returns shifts and Grams of all parts, with and without a free constant.
+            from_rows: solves for one group without one fold where normal equations may be
+                ill-conditioned; None where the rows are gone.
+        """
+        scores = np.full((groups, len(configs), split.n_folds), np.nan)
         for free in (True, False):
             members = [c for c, config in enumerate(configs) if self._penalty(config)[1] == free]
             if not members:
                 continue
             alphas = np.array([self._penalty(configs[c])[0] for c in members])
-            shift, held = ls.fold_grams(block.X, block.y, block.offsets, free, folds, parts)
+            shift, held = grams(free)
             residual = ls.search(held, split.n_folds, free, alphas)
             for g, k, f in np.argwhere(np.isnan(residual)):
-                residual[g, k, f] = self._doubtful(
-                    block, int(g), folds, int(f), float(alphas[k]), free, shift[g], held[g]
-                )
+                train, alpha = held[g].sum(axis=0) - held[g, f], float(alphas[k])
+                weights, constant, good = ls.solve(train[None], alpha, free)
+                if not good[0]:
+                    w, b = (
+                        ls.solve_gram(train, alpha, free)
+                        if from_rows is None
+                        else from_rows(int(g), int(f), alpha, free, shift)
+                    )
+                    weights, constant = w[None], np.array([b])
+                residual[g, k, f] = ls.squared_errors(held[g, f][None], weights, constant)[0][0]
             about, rows = ls.totals(held[:, : split.n_folds])
             scores[:, members] = squared_score(name, residual, about[:, None], rows[:, None])
-        return scores, {}
-
-    def _doubtful(
-        self,
-        block: Block,
-        g: int,
-        folds: NDArray[np.int64],
-        fold: int,
-        alpha: float,
-        free: bool,
-        shift: NDArray[np.float64],
-        held: NDArray[np.float64],
-    ) -> float:
-        """Returns one held-out squared error where normal equations may be ill-conditioned."""
-        train = (held.sum(axis=0) - held[fold])[None]
-        weights, constant, good = ls.solve(train, alpha, free)
-        if not good[0]:
-            rows = slice(block.offsets[g], block.offsets[g + 1])
-            mask = folds[rows] != fold
-            w, b = ls.solve_rows(block.X[rows][mask], block.y[rows][mask], alpha, free)
-            weights, constant = w[None], np.array([b - shift[-1] + w @ shift[:-1]])
-        return float(ls.squared_errors(held[fold][None], weights, constant)[0][0])
+        return scores
 
     def predict(
         self, stack: Stack, X: NDArray[np.floating], model: NDArray[np.int64], n_classes: int
