@@ -33,7 +33,7 @@ class CustomBuildHook(BuildHookInterface):
         root = Path(self.root)
         suffix = {"win32": ".dll", "darwin": ".dylib"}.get(sys.platform, ".so")
         library = root / FOLDER / f"_bifeat{suffix}"
-        if not compile_kernels(root / FOLDER / "bifeat.c", library, self.app.display_warning):
+        if not compile_kernels(root / FOLDER / "native", library, self.app.display_warning):
             return
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{platform_tag()}"
@@ -45,8 +45,8 @@ def platform_tag() -> str:
     return sysconfig.get_platform().replace("-", "_").replace(".", "_")
 
 
-def compile_kernels(source: Path, library: Path, warn: Any) -> bool:
-    """Compiles to `library` atomically; returns whether it is there."""
+def compile_kernels(folder: Path, library: Path, warn: Any) -> bool:
+    """Compiles the C files of `folder` to `library` atomically; returns whether it is there."""
     chosen = (
         os.environ.get("CC", "").split()
         or [path for path in map(shutil.which, ("cc", "gcc", "clang")) if path][:1]
@@ -55,11 +55,12 @@ def compile_kernels(source: Path, library: Path, warn: Any) -> bool:
         warn("bifeat-pyg: no C compiler found; installing without the C kernels (slower on a CPU)")
         return False
     # Beside the target, so that the rename stays within one file system.
-    with tempfile.TemporaryDirectory(dir=library.parent, prefix=".build-") as folder:
-        made = Path(folder) / library.name
+    sources = [str(path) for path in sorted(folder.glob("*.c"))]
+    with tempfile.TemporaryDirectory(dir=library.parent, prefix=".build-") as scratch:
+        made = Path(scratch) / library.name
         # Several versions for several CPUs where the compiler can, the newest way first.
         for extra in (["-DBIFEAT_CLONES=2"], ["-DBIFEAT_CLONES=1"], []):
-            command = [*chosen, *FLAGS, *extra, str(source), "-o", str(made), "-lm"]
+            command = [*chosen, *FLAGS, *extra, *sources, "-o", str(made), "-lm"]
             try:
                 done = subprocess.run(command, capture_output=True, text=True, timeout=300)
             except (OSError, subprocess.TimeoutExpired) as error:

@@ -22,12 +22,17 @@ SPECS = [
     VQ(8, 32),
     VQ(5, 300),
     VQ(4, 16, metric="cosine"),
+    VQ(5, 64, stages=3),
 ]
 
 
 def name(spec):
     fields = spec.to_dict()
-    return "-".join(str(fields[k]) for k in ("quantizer", "bits", "scale", "width") if k in fields)
+    return "-".join(
+        str(fields[k])
+        for k in ("quantizer", "bits", "scale", "width", "metric", "stages")
+        if k in fields
+    )
 
 
 def features(rows=400, columns=13, seed=0):

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from bifeat_pyg.kernels import cpu
+
 PLUGIN = Path(__file__).parents[2] / "bifeat_pyg"
-SOURCE = PLUGIN / "src" / "bifeat_pyg" / "kernels" / "bifeat.c"
+SOURCES = PLUGIN / "src" / "bifeat_pyg" / "kernels" / "native"
 
 pytest.importorskip("hatchling")
 
@@ -25,9 +27,9 @@ def compile_kernels():
 def test_it_compiles_with_the_compiler_at_hand(compile_kernels, tmp_path):
     warnings = []
     library = tmp_path / "kernels.so"
-    assert compile_kernels(SOURCE, library, warnings.append)
+    assert compile_kernels(SOURCES, library, warnings.append)
     assert not warnings
-    assert ctypes.CDLL(str(library)).bf_abi() == 2
+    assert ctypes.CDLL(str(library)).bf_abi() == cpu._ABI
     assert os.listdir(tmp_path) == ["kernels.so"]
 
 
@@ -44,7 +46,7 @@ def test_without_one_it_warns_and_goes_on(case, compile_kernels, tmp_path, monke
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     warnings = []
-    assert not compile_kernels(SOURCE, tmp_path / "kernels.so", warnings.append)
+    assert not compile_kernels(SOURCES, tmp_path / "kernels.so", warnings.append)
     assert message in warnings[0]
     assert not os.listdir(tmp_path)
 

@@ -484,5 +484,13 @@ def test_the_command_line(tmp_path, capsys):
         main(["quantize", str(tmp_path / "x.npy"), two, "--vq", "8x64", "--metric", "cosine"]) == 0
     )
     assert main(["quantize", str(tmp_path / "x.npy"), two + "a", "--paper", "--bits", "2"]) == 0
-    for wrong in (["--vq", "8"], ["--vq", "8x64", "--bits", "4"]):
+    three = str(tmp_path / "three")
+    assert main(["quantize", str(tmp_path / "x.npy"), three, "--vq", "8x64x2"]) == 0
+    assert QuantizedFeatureStore.open(three).codec(None, "x").spec == VQ(8, 64, stages=2)
+    for wrong in (
+        ["--vq", "8"],
+        ["--vq", "8x64", "--bits", "4"],
+        ["--vq", "8x64x2x1"],
+        ["--vq", "8x64x2", "--paper"],
+    ):
         assert main(["quantize", str(tmp_path / "x.npy"), two + "b", *wrong]) == 1

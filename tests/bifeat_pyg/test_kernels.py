@@ -124,34 +124,72 @@ def test_c_errors_equal_torch(shape):
     torch.testing.assert_close(power, 1 + x.double().square().sum(0))
 
 
-def vector_case(parts, length, width, columns, rows=40):
+def vector_case(parts, stages, length, width, columns, rows=40):
     code_bytes = 1 if length <= 256 else 2 if length <= 1 << 16 else 3
-    codes = codes_of(rows, parts, 1) * 0 + torch.randint(0, length, (rows, parts))
+    codes = torch.randint(0, length, (rows, parts * stages))
     packed = torch.stack([(codes >> 8 * b & 255).byte() for b in range(code_bytes)], 2)
-    book = torch.randn(parts, length, width)
-    return packed.reshape(rows, parts * code_bytes), book, code_bytes, codes, columns
+    book = torch.randn(parts * stages, length, width)
+    packed = packed.reshape(rows, parts * stages * code_bytes)
+    return packed, (book, stages, code_bytes, columns), codes
 
 
-VECTORS = [(3, 16, 8, 24), (2, 300, 16, 30), (5, 2, 4, 17), (1, 70_000, 3, 2), (4, 256, 8, 32)]
+# Parts, stages, length, width, columns.
+VECTORS = [
+    (3, 1, 16, 8, 24), (2, 1, 300, 16, 30), (5, 1, 2, 4, 17), (1, 1, 70_000, 3, 2),
+    (4, 1, 256, 8, 32), (2, 3, 16, 5, 7), (3, 4, 256, 32, 90), (2, 2, 500, 8, 16),
+    (1, 16, 3, 128, 128), (2, 8, 9, 64, 65),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", VECTORS)
-def test_vector_decode_looks_up_each_part(case):
-    packed, book, code_bytes, codes, columns = vector_case(*case)
-    expected = torch.cat([book[s][codes[:, s]] for s in range(book.shape[0])], dim=1)[:, :columns]
-    assert torch.equal(reference.vector_decode(packed, book, code_bytes, columns), expected)
+def test_vector_decode_adds_up_what_the_codes_say(case):
+    packed, (book, stages, code_bytes, columns), codes = vector_case(*case)
+    parts = []
+    for first in range(0, len(book), stages):
+        parts.append(sum(book[s][codes[:, s]] for s in range(first, first + stages)))
+    expected = torch.cat(parts, dim=1)[:, :columns]
+    given = book, stages, code_bytes, columns
+    assert torch.equal(reference.vector_decode(packed, *given), expected)
     index = index_of(len(packed))
-    assert torch.equal(_dispatch.vector(packed, None, book, code_bytes, columns), expected)
+    assert torch.equal(_dispatch.vector(packed, None, *given), expected)
+    assert torch.equal(_dispatch.vector(widened(packed), index, *given), expected[index])
+
+
+@needs_c
+@pytest.mark.parametrize("threads", [1, 3])
+def test_threads_share_the_rows(threads, monkeypatch):
+    # From 8 MiB on; the last share is shorter.
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    packed, given, _ = vector_case(2, 2, 16, 64, 128, rows=300)
+    index = index_of(300, 40_001)
+    expected = reference.vector_decode(packed, *given)[index]
+    assert torch.equal(_dispatch.vector(packed, index, *given), expected)
+    assert torch.equal(_dispatch.vector(packed[index], None, *given), expected)
+    low, step = scales_of(256)
+    rows = codes_of(300, 256, 8).byte()
+    expected = reference.affine_decode(rows, low, step, 8)[index]
+    assert torch.equal(_dispatch.affine(rows, index, low, step, 8), expected)
+    values = torch.randn(256)
+    assert torch.equal(_dispatch.lut(rows, index, values, 8, 256), values[rows[index].long()])
+    assert torch.equal(_dispatch.gather(rows, 256, index), rows[index])
+    book = expected[:70]
+    code, _ = cpu.assign(expected, book, book.square().sum(1) / 2)
+    torch.testing.assert_close(book[code[:70]], book)  # each row of the book is its own nearest
     assert torch.equal(
-        _dispatch.vector(widened(packed), index, book, code_bytes, columns), expected[index]
+        code,
+        torch.cat([cpu.assign(e, book, book.square().sum(1) / 2)[0] for e in expected.split(1000)]),
     )
+    damaged = packed[index].clone()
+    damaged[39_000, 3] = 200
+    with pytest.raises(ValueError, match="row 39000 holds a code outside"):
+        _dispatch.vector(damaged, None, *given)
 
 
 @needs_c
 def test_c_refuses_a_code_outside_the_codebook():
     packed = torch.tensor([[0], [3], [9]], dtype=torch.uint8)
     with pytest.raises(ValueError, match="row 2 holds a code outside the codebook of 4"):
-        _dispatch.vector(packed, None, torch.randn(1, 4, 8), 1, 8)
+        _dispatch.vector(packed, None, torch.randn(1, 4, 8), 1, 1, 8)
 
 
 @needs_c
@@ -183,7 +221,7 @@ def test_no_kernel_reads_outside_the_table(bad, native, monkeypatch):
         lambda: _dispatch.gather(packed, 4, index),
         lambda: _dispatch.affine(packed, index, low, step, 4),
         lambda: _dispatch.lut(packed, index, torch.randn(16), 4, 8),
-        lambda: _dispatch.vector(packed, index, torch.randn(4, 2, 2), 1, 8),
+        lambda: _dispatch.vector(packed, index, torch.randn(4, 2, 2), 1, 1, 8),
     ):
         with pytest.raises(RowIndexError, match=rf"index\[1\] is {bad}; allowed are 0 to 49"):
             call()
@@ -199,7 +237,7 @@ def interpreted(monkeypatch):
 
     from bifeat_pyg.kernels import triton_gather
 
-    for kernel in ("affine", "lut", "vector"):
+    for kernel in ("scalar", "vector"):
         function = InterpretedFunction(getattr(triton_gather, f"_{kernel}"))
         monkeypatch.setattr(triton_gather, f"{kernel}_kernel", function)
     return triton_gather
@@ -230,10 +268,10 @@ def test_triton_scalar_equals_reference(interpreted, shape, bits):
 @needs_triton
 @pytest.mark.parametrize("case", VECTORS)
 def test_triton_vector_equals_reference(interpreted, case):
-    packed, book, code_bytes, _, columns = vector_case(*case)
+    packed, given, _ = vector_case(*case)
     index = index_of(len(packed), 20)
-    got = interpreted.vector(widened(packed), index, book, code_bytes, columns)
-    assert torch.equal(got, reference.vector_decode(packed[index], book, code_bytes, columns))
+    got = interpreted.vector(widened(packed), index, *given)
+    assert torch.equal(got, reference.vector_decode(packed[index], *given))
 
 
 SCALAR = {"index": "*i64", "rows": "i64", "count": "i64", "stride": "i64", "columns": "i32"}
@@ -256,13 +294,13 @@ def test_triton_compiles_ahead_of_time(target, kernel, tmp_path, monkeypatch):
     signature = {"codes": "*u8", "out": "*fp16"} | SCALAR
     constants = {"HAS_INDEX": True, "BLOCK_M": 32}
     if kernel == "vector":
-        signature |= {"book": "*fp32", "length": "i32", "width": "i32"}
+        signature |= {"book": "*fp32"} | dict.fromkeys(("stages", "length", "width"), "i32")
         constants |= {"CODE_BYTES": 2, "BLOCK_D": 64}
     else:
-        names = ("low", "step") if kernel == "affine" else ("values",)
-        signature |= dict.fromkeys(names, "*fp32") | {"plane": "i32"}
-        constants |= {"BITS": 4, "BLOCK_P": 64}
-    function = JITFunction(getattr(triton_gather, f"_{kernel}"))
+        signature |= dict.fromkeys(("first", "second"), "*fp32") | {"plane": "i32"}
+        constants |= {"LUT": kernel == "lut", "BITS": 4, "BLOCK_P": 64}
+    written = triton_gather._vector if kernel == "vector" else triton_gather._scalar
+    function = JITFunction(written)
     signature |= dict.fromkeys(constants, "constexpr")
     ordered = {n: signature[n] for n in function.arg_names}
     source = ASTSource(

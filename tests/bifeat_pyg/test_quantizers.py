@@ -254,9 +254,26 @@ def test_vq_is_as_good_as_another_k_means(native, monkeypatch):
     assert sum(ours) < 1.03 * sum(other)
 
 
+@pytest.mark.parametrize("native", [True, False])
+def test_stages_lose_less_for_the_same_bytes(native, monkeypatch):
+    if not native:
+        monkeypatch.setattr(cpu, "available", lambda: False)
+    x = features(2000, 24)
+    x = torch.cat((x, x @ torch.randn(24, 24, generator=torch.Generator().manual_seed(1))), dim=1)
+    specs = VQ(8, 32), VQ(16, 32, stages=2), VQ(48, 32, stages=6)
+    found = [packed(x, spec) for spec in specs]
+    assert [codec.row_bytes for codec, _, _ in found] == [6, 6, 6]
+    one, two, six = (errors.relative for _, _, errors in found)
+    assert six < two < one
+    codec, codes, _ = found[2]
+    book, chosen = codec.params["codebook"], codec.codes(codes)
+    back = sum(book[stage][chosen[:, stage]] for stage in range(6))
+    assert torch.equal(codec.decode(codes), back)
+
+
 def test_vq_is_deterministic():
     x = features(3000, 16)
-    first, second = (packed(x, VQ(8, 64))[0] for _ in range(2))
+    first, second = (packed(x, VQ(8, 64, stages=2))[0] for _ in range(2))
     other = packed(x, VQ(8, 64, seed=1))[0]
     assert first.fingerprint == second.fingerprint
     assert first.fingerprint != other.fingerprint
@@ -318,6 +335,8 @@ BAD_SPECS = [
     (lambda: VQ(0), "width is 0"),
     (lambda: VQ(8, 1), "length is 1"),
     (lambda: VQ(8, 256, "dot"), "metric is 'dot'"),
+    (lambda: VQ(8, stages=0), "stages is 0"),
+    (lambda: VQ(8, metric="cosine", stages=2), "stages is 2 with metric 'cosine'"),
     (lambda: SQ.from_dict({"bit": 4}), "not understood"),
     (lambda: quantizers.get("nope"), "installed: sq, vq"),
 ]

@@ -16,7 +16,8 @@ from bifeat_pyg.quantizers.scalar import SQ
 from bifeat_pyg.quantizers.vector import VQ
 
 CANDIDATES: tuple[Spec, ...] = (
-    SQ(16), SQ(8), SQ(4), SQ(2), SQ(1), VQ(4, 256), VQ(8, 256), VQ(16, 256), VQ(16, 2048),
+    SQ(16), SQ(8), SQ(4), SQ(2), SQ(1), VQ(4, 256), VQ(8, 256), VQ(16, 256),
+    VQ(32, 256, stages=4), VQ(16, 2048),
 )  # fmt: skip
 _RUNS = 20
 

@@ -53,7 +53,9 @@ def _parser() -> argparse.ArgumentParser:
     how.add_argument(
         "--scale", choices=("column", "tensor", "log"), default="column", help="default: column"
     )
-    how.add_argument("--vq", metavar="WIDTHxLENGTH", help="vector quantization, e.g. 8x256")
+    how.add_argument(
+        "--vq", metavar="WIDTHxLENGTH[xSTAGES]", help="vector quantization, e.g. 8x256 or 32x256x4"
+    )
     how.add_argument("--metric", choices=("l2", "cosine"), default="l2", help="default: l2")
     how.add_argument("--paper", action="store_true", help="as published: log scale, cosine")
     made.add_argument("--key", help="which tensor of a safetensors file")
@@ -95,12 +97,19 @@ def _spec(arguments: argparse.Namespace) -> Spec:
         bits = 4 if arguments.bits is None else arguments.bits
         return paper.sq(bits) if arguments.paper else SQ(bits, arguments.scale)
     try:
-        width, length = (int(part) for part in arguments.vq.lower().split("x"))
+        width, length, *stages = (int(part) for part in arguments.vq.lower().split("x"))
+        (count,) = stages or (1,)
     except ValueError:
-        raise BiFeatError(f"--vq is {arguments.vq!r}; write WIDTHxLENGTH, e.g. 8x256") from None
+        raise BiFeatError(
+            f"--vq is {arguments.vq!r}; write WIDTHxLENGTH or WIDTHxLENGTHxSTAGES, e.g. 8x256"
+        ) from None
     if arguments.bits is not None:
         raise BiFeatError("--bits and --vq exclude each other")
-    return paper.vq(width, length) if arguments.paper else VQ(width, length, arguments.metric)
+    if not arguments.paper:
+        return VQ(width, length, arguments.metric, stages=count)
+    if count > 1:
+        raise BiFeatError("--paper has one stage: write --vq WIDTHxLENGTH")
+    return paper.vq(width, length)
 
 
 def _info(arguments: argparse.Namespace) -> None:

@@ -134,12 +134,13 @@ def vector(
     codes: Tensor,
     index: Tensor | None,
     codebook: Tensor,
+    stages: int,
     code_bytes: int,
     columns: int,
     dtype: torch.dtype = torch.float32,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Returns the codebook entries of the chosen rows, [M, D].
+    """Returns the sums of the chosen rows' codebook entries, [M, D].
 
     Raises:
         FormatError: a code is not in the codebook (the table was damaged).
@@ -147,7 +148,7 @@ def vector(
     codes, index = _placed(codes, index, codebook.device)
     if _use_c(codes, index, codebook):
         out = _room(codes, index, columns, out)
-        if (bad := cpu.vector(codes, index, codebook, code_bytes, out)) >= 0:
+        if (bad := cpu.vector(codes, index, codebook, stages, code_bytes, out)) >= 0:
             raise FormatError(
                 f"row {bad if index is None else int(index[bad])} holds a code outside the "
                 f"codebook of {codebook.shape[1]} entries: the packed table is damaged; quantize "
@@ -157,8 +158,8 @@ def vector(
     if _use_triton(codebook):
         from bifeat_pyg.kernels import triton_gather
 
-        return triton_gather.vector(codes, index, codebook, code_bytes, columns, dtype)
-    return reference.vector_decode(_select(codes, index), codebook, code_bytes, columns)
+        return triton_gather.vector(codes, index, codebook, stages, code_bytes, columns, dtype)
+    return reference.vector_decode(_select(codes, index), codebook, stages, code_bytes, columns)
 
 
 def affine_encode(x: Tensor, low: Tensor, step: Tensor, bits: int) -> Tensor:

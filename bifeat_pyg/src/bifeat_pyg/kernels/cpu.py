@@ -17,7 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_ABI = 2
+from bifeat_pyg.kernels._threads import share
+
+_ABI = 3  # of native/common.h
 _SUFFIX = {"win32": ".dll", "darwin": ".dylib"}.get(sys.platform, ".so")
 LIBRARY = Path(__file__).with_name(f"_bifeat{_SUFFIX}")
 
@@ -43,7 +45,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
             c_int64,
             c_int64,
             c_int32,
-            *[c_int64] * 3,
+            *[c_int64] * 4,
             c_void_p,
             c_void_p,
         ],
@@ -55,7 +57,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "bf_errors": (None, [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p]),
     "bf_assign": (
         None,
-        [c_void_p, *[c_int64] * 4, *[c_void_p] * 5],
+        [c_void_p, *[c_int64] * 4, *[c_void_p] * 4],
     ),
     "bf_table_new": (c_void_p, [c_int64, c_int32]),
     "bf_table_free": (None, [c_void_p]),
@@ -110,21 +112,38 @@ def first_bad(index_M: Tensor, rows: int) -> int:
     return int(_library().bf_check(_at(index_M), index_M.numel(), rows))
 
 
+def _part(
+    codes_NB: Tensor, index_M: Tensor | None, start: int, stop: int
+) -> tuple[int | None, int, int | None, int]:
+    """Returns table, stride, index and count of the chosen rows start to stop, as C takes them."""
+    if index_M is None:
+        codes_NB = codes_NB[start:stop]
+        return _at(codes_NB), codes_NB.stride(0), None, stop - start
+    return _at(codes_NB), codes_NB.stride(0), _at(index_M[start:stop]), stop - start
+
+
 def gather(codes_NB: Tensor, bytes_: int, index_M: Tensor, out_MB: Tensor) -> None:
     """Copies the first `bytes_` of each chosen row into `out_MB`, uint8 [M, bytes_]."""
-    _library().bf_gather(
-        _at(codes_NB), codes_NB.stride(0), bytes_, _at(index_M), index_M.numel(), _at(out_MB)
-    )
+    call = _library().bf_gather
+
+    def work(start: int, stop: int) -> None:
+        table, stride, index, count = _part(codes_NB, index_M, start, stop)
+        call(table, stride, bytes_, index, count, _at(out_MB[start:stop]))
+
+    share(work, index_M.numel(), bytes_)
 
 
 def affine(
     codes_NB: Tensor, index_M: Tensor | None, low_D: Tensor, step_D: Tensor, bits: int, out: Tensor
 ) -> None:
     """Writes `code * step + low` of the chosen rows (all, without an index) into float32 `out`."""
-    _library().bf_affine(
-        _at(codes_NB), codes_NB.stride(0), _at(index_M), out.shape[0], out.shape[1], bits,
-        _at(low_D), _at(step_D), _at(out),
-    )  # fmt: skip
+    call, columns = _library().bf_affine, out.shape[1]
+
+    def work(start: int, stop: int) -> None:
+        rows = _part(codes_NB, index_M, start, stop)
+        call(*rows, columns, bits, _at(low_D), _at(step_D), _at(out[start:stop]))
+
+    share(work, out.shape[0], 4 * columns)
 
 
 def add_errors(x_ND: Tensor, y_ND: Tensor, squared_D: Tensor, power_D: Tensor) -> None:
@@ -138,22 +157,39 @@ def lut(
     codes_NB: Tensor, index_M: Tensor | None, values_L: Tensor, bits: int, out_MD: Tensor
 ) -> None:
     """Writes `values[code]` of the chosen rows into float32 `out_MD`."""
-    _library().bf_lut(
-        _at(codes_NB), codes_NB.stride(0), _at(index_M), out_MD.shape[0], out_MD.shape[1], bits,
-        _at(values_L), _at(out_MD),
-    )  # fmt: skip
+    call, columns = _library().bf_lut, out_MD.shape[1]
+
+    def work(start: int, stop: int) -> None:
+        rows = _part(codes_NB, index_M, start, stop)
+        call(*rows, columns, bits, _at(values_L), _at(out_MD[start:stop]))
+
+    share(work, out_MD.shape[0], 4 * columns)
 
 
 def vector(
-    codes_NB: Tensor, index_M: Tensor | None, codebook_SLW: Tensor, code_bytes: int, out_MD: Tensor
+    codes_NB: Tensor,
+    index_M: Tensor | None,
+    codebook_SLW: Tensor,
+    stages: int,
+    code_bytes: int,
+    out_MD: Tensor,
 ) -> int:
-    """Writes the chosen rows' codebook entries into float32 `out_MD`; returns a bad row or -1."""
-    parts, length, width = codebook_SLW.shape
-    bad = _library().bf_vector(
-        _at(codes_NB), codes_NB.stride(0), _at(index_M), out_MD.shape[0], out_MD.shape[1],
-        code_bytes, parts, length, width, _at(codebook_SLW), _at(out_MD),
-    )  # fmt: skip
-    return int(bad)
+    """Writes the sums of the chosen rows' codebook entries into float32 `out_MD`.
+
+    Returns the first row that holds a code outside the codebook, or -1.
+    """
+    books, length, width = codebook_SLW.shape
+    call, columns = _library().bf_vector, out_MD.shape[1]
+
+    def work(start: int, stop: int) -> int:
+        bad = call(
+            *_part(codes_NB, index_M, start, stop), columns, code_bytes, books // stages, stages,
+            length, width, _at(codebook_SLW), _at(out_MD[start:stop]),
+        )  # fmt: skip
+        return -1 if bad < 0 else start + int(bad)
+
+    found = share(work, out_MD.shape[0], 4 * columns * stages)
+    return next((bad for bad in found if bad >= 0), -1)
 
 
 def affine_encode(x_ND: Tensor, low_D: Tensor, inverse_D: Tensor, bits: int, out: Tensor) -> None:
@@ -181,13 +217,18 @@ def assign(x_NW: Tensor, book_LW: Tensor, offset_L: Tensor) -> tuple[Tensor, Ten
     book[:, :length] = book_LW.t()
     offset = torch.full((padded,), torch.inf)
     offset[:length] = offset_L
-    score = torch.empty(padded)
     rows = x_NW.shape[0]
     code, least = torch.empty(rows, dtype=torch.long), torch.empty(rows)
-    _library().bf_assign(
-        _at(x_NW), x_NW.stride(0), rows, width, padded, _at(book), _at(offset), _at(score),
-        _at(code), _at(least),
-    )  # fmt: skip
+    call = _library().bf_assign
+
+    def work(start: int, stop: int) -> None:
+        call(
+            _at(x_NW[start:stop]), x_NW.stride(0), stop - start, width, padded, _at(book),
+            _at(offset), _at(code[start:stop]), _at(least[start:stop]),
+        )  # fmt: skip
+
+    # A product takes about as long as four bytes take to be written.
+    share(work, rows, width * padded // 4)
     return code, least
 
 

@@ -1,7 +1,7 @@
 """The plain torch statement of every kernel.
 
 Shape suffixes: N rows of the table, M gathered rows, D columns, B bytes of a packed row, P bytes of
-a plane (for fewer than 8 bits, B == P), S parts of a vector quantizer, L entries of its codebook, W
+a plane (for fewer than 8 bits, B == P), S codebooks of a vector quantizer, L entries of one, W
 columns of a part.
 
 Packing is planar. With b < 8 bits and P = ceil(D * b / 8), byte j of a row holds column j in its
@@ -82,19 +82,29 @@ def lut_decode(packed_MB: Tensor, values_L: Tensor, bits: int, columns: int) -> 
     return values_L[unpack(packed_MB, bits, columns).long()]
 
 
-def vector_codes(packed_MB: Tensor, code_bytes: int, parts: int) -> Tensor:
+def vector_codes(packed_MB: Tensor, code_bytes: int, books: int) -> Tensor:
     """Returns the codes of a vector quantizer, int64 [M, S], low byte first."""
-    bytes_MSC = packed_MB[:, : parts * code_bytes].reshape(-1, parts, code_bytes).long()
+    bytes_MSC = packed_MB[:, : books * code_bytes].reshape(-1, books, code_bytes).long()
     shifts_C = torch.arange(0, 8 * code_bytes, 8, device=packed_MB.device)
     return (bytes_MSC << shifts_C).sum(dim=2)
 
 
-def vector_decode(packed_MB: Tensor, codebook_SLW: Tensor, code_bytes: int, columns: int) -> Tensor:
-    """Returns each part's codebook entry, side by side, float32 [M, D].
+def vector_decode(
+    packed_MB: Tensor, codebook_SLW: Tensor, stages: int, code_bytes: int, columns: int
+) -> Tensor:
+    """Returns each part's sum of codebook entries, side by side, float32 [M, D].
 
-    The last part may be wider than what is left of the D columns; the rest of it is dropped.
+    A part has `stages` codebooks and codes, one after the other: codebook and code number
+    `part * stages + stage`. The last part may be wider than what is left of the D columns; the rest
+    of it is dropped.
     """
-    parts, _, width = codebook_SLW.shape
-    codes_MS = vector_codes(packed_MB, code_bytes, parts)
-    chosen_MSW = codebook_SLW[torch.arange(parts, device=packed_MB.device), codes_MS]
-    return chosen_MSW.reshape(-1, parts * width)[:, :columns]
+    books, _, width = codebook_SLW.shape
+    codes_MS = vector_codes(packed_MB, code_bytes, books)
+    sum_MPW = None
+    for stage in range(stages):
+        # In the order of the stages: sums of floats depend on it.
+        book = torch.arange(stage, books, stages, device=packed_MB.device)
+        chosen_MPW = codebook_SLW[book, codes_MS[:, stage::stages]]
+        sum_MPW = chosen_MPW if sum_MPW is None else sum_MPW + chosen_MPW
+    assert sum_MPW is not None, "there is at least one stage"
+    return sum_MPW.reshape(-1, books // stages * width)[:, :columns]
