@@ -29,6 +29,12 @@ def perceptron() -> nn.Module:
     return nn.Sequential(nn.Linear(1024, 2048), nn.ReLU(), *middle, nn.Linear(2048, 1000))
 
 
+def small_perceptron() -> nn.Module:
+    """Returns a multilayer perceptron of 4.2M parameters: three buckets of 6 MB."""
+    middle = [layer for _ in range(3) for layer in (nn.Linear(1024, 1024), nn.ReLU())]
+    return nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), *middle, nn.Linear(1024, 500))
+
+
 def small_cnn() -> nn.Module:
     """Returns a network of 97,000 parameters that computes much and sends little: 3x32x32 in."""
     return nn.Sequential(
@@ -41,6 +47,20 @@ def small_cnn() -> nn.Module:
         nn.Flatten(),
         nn.Linear(64 * 64, 10),
     )
+
+
+def timed(kind: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    """Returns a model, a batch of noise and labels: what a step takes does not depend on them."""
+    torch.manual_seed(0)
+    if kind == "mlp":
+        return perceptron(), torch.randn(8, 1024), torch.randint(0, 1000, (8,))
+    if kind == "cnn":
+        return small_cnn(), torch.randn(16, 3, 32, 32), torch.randint(0, 10, (16,))
+    if kind == "fashion":
+        return fashion_cnn(), torch.randn(32, 1, 28, 28), torch.randint(0, 10, (32,))
+    letters = 65
+    text = torch.randint(0, letters, (2, 16, CONTEXT))
+    return Transformer(letters), text[0], text[1]
 
 
 def fashion_cnn() -> nn.Module:

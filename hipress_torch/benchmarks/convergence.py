@@ -30,6 +30,8 @@ RANKS = 2
 CODECS: dict[str, tuple[str, dict[str, Any]]] = {
     "none": ("none", {}),
     "onebit": ("onebit", {}),
+    "onebit 512": ("onebit", {"block": 512}),
+    "onebit 128": ("onebit", {"block": 128}),
     "terngrad 4 bit": ("terngrad", {"bits": 4}),
     "nbit 4": ("nbit", {}),
     "dgc 1 %": ("dgc", {"ratio": 0.01, "momentum": 0.0, "warmup": 200}),
@@ -169,7 +171,8 @@ def plot(a: argparse.Namespace) -> None:
 
     timed = {
         (r["model"], r["link"], r["configuration"]): float(np.median(r["seconds"]))
-        for r in json.loads(a.link.read_text(encoding="utf-8"))["rows"]
+        for path in a.link
+        for r in json.loads(path.read_text(encoding="utf-8"))["rows"]
     }
     figure = Figure(figsize=(7, 3.0), layout="constrained")
     panels = figure.subplots(1, 2)
@@ -204,7 +207,7 @@ def main() -> None:
     parser.add_argument("--optimizer", choices=["sgd", "adam"])
     parser.add_argument("--only", help="codecs, separated by commas")
     parser.add_argument("--plot", type=Path, help="where to draw the loss; needs --link")
-    parser.add_argument("--link", type=Path, help="what benchmarks/link.py --json wrote")
+    parser.add_argument("--link", type=Path, nargs="+", help="what benchmarks/link.py --json wrote")
     parser.add_argument("--megabits", type=int, default=100, help="the plot's link")
     a = parser.parse_args()
     if a.plot and not a.link:

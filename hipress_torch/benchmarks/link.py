@@ -2,8 +2,9 @@
 
 Ranks are hosts (network namespaces) on this machine, joined by links of a set rate. All
 configurations train copies of one model, step by step in turn, so that what disturbs the machine
-disturbs all alike. Needs Linux and root. The model is a multilayer perceptron of 16.5M parameters
-(or, with --model cnn, a small convolutional network that computes much and sends little).
+disturbs all alike. Needs Linux and root. The model is a multilayer perceptron of 16.5M parameters,
+unless --model says: cnn, a small convolutional network that computes much and sends little, or
+fashion and characters, those of convergence.py.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from typing import Any
 
 import _hosts
 import _measure
+import _models
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
@@ -30,31 +32,9 @@ OURS: dict[str, tuple[str, dict[str, Any]]] = {
     "nbit 4": ("nbit", {}),
     "graddrop": ("graddrop", {}),
     "auto": ("onebit", {"plan": "auto"}),
+    "terngrad 4 bit": ("terngrad", {"bits": 4}),
+    "dgc 1 %": ("dgc", {"ratio": 0.01, "momentum": 0.0}),
 }
-
-
-def model(kind: str) -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
-    """Returns a model, a batch and its labels."""
-    torch.manual_seed(0)
-    if kind == "cnn":
-        net = torch.nn.Sequential(
-            torch.nn.Conv2d(3, 32, 3, padding=1),
-            torch.nn.ReLU(),
-            torch.nn.Conv2d(32, 64, 3, padding=1, stride=2),
-            torch.nn.ReLU(),
-            torch.nn.Conv2d(64, 64, 3, padding=1, stride=2),
-            torch.nn.ReLU(),
-            torch.nn.Flatten(),
-            torch.nn.Linear(64 * 64, 10),
-        )
-        return net, torch.randn(16, 3, 32, 32), torch.randint(0, 10, (16,))
-    net = torch.nn.Sequential(
-        torch.nn.Linear(1024, 2048),
-        torch.nn.ReLU(),
-        *(layer for _ in range(3) for layer in (torch.nn.Linear(2048, 2048), torch.nn.ReLU())),
-        torch.nn.Linear(2048, 1000),
-    )
-    return net, torch.randn(8, 1024), torch.randint(0, 1000, (8,))
 
 
 def worker(rank: int, ranks: int, folder: str, kind: str, steps: int, names: list[str]) -> None:
@@ -66,7 +46,7 @@ def worker(rank: int, ranks: int, folder: str, kind: str, steps: int, names: lis
     )
     trainers = {}
     for name in names:
-        net, x, y = model(kind)
+        net, x, y = _models.timed(kind)
         # PowerSGD has the fewest messages, and its best times, with everything in one bucket.
         cap = 1000 if name == "powersgd 2" else 25
         ddp = (
@@ -88,22 +68,24 @@ def worker(rank: int, ranks: int, folder: str, kind: str, steps: int, names: lis
         optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
         trainers[name] = (ddp or net, optimizer, state)
     seconds: dict[str, list[float]] = {name: [] for name in trainers}
-    # Two steps to warm up: buckets are filled anew, and PowerSGD compresses, from the third on.
-    for step in range(steps + 2):
+    # Buckets are filled anew, and PowerSGD compresses, from the third step on; a plan that is made
+    # while training knows the backward pass after seven.
+    warm = 8 if "auto" in names else 2
+    for step in range(steps + warm):
         for name, (net, optimizer, _) in trainers.items():
             dist.barrier()
             began = time.perf_counter()
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(net(x), y).backward()
             optimizer.step()
-            if step > 1:
+            if step >= warm:
                 seconds[name].append(time.perf_counter() - began)
     if rank == 0:
-        size = 8 * (ranks - 1) / ranks * sum(p.numel() for p in model(kind)[0].parameters())
+        size = 8 * (ranks - 1) / ranks * sum(p.numel() for p in _models.timed(kind)[0].parameters())
         # By the ring all-reduce that gloo does; ours are counted.
         sent = {"none": size, "fp16": size / 2}
         sent |= {
-            n: s.metrics()["bytes_sent"] / (steps + 2)
+            n: s.metrics()["bytes_sent"] / (steps + warm)
             for n, (_, _, s) in trainers.items()
             if isinstance(s, hipress_torch.HiPressState)
         }
@@ -146,7 +128,7 @@ def main() -> None:
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rates", default="100,1000,10000,0", help="Mbit/s; 0 is unshaped")
-    parser.add_argument("--model", default="mlp", choices=["mlp", "cnn"])
+    parser.add_argument("--model", default="mlp", choices=["mlp", "cnn", "fashion", "characters"])
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--only", help="configurations, separated by commas")
     a = parser.parse_args()
@@ -156,7 +138,11 @@ def main() -> None:
     if why := _hosts.possible():
         print(f"link: {why}; nothing was measured")
         return
-    names = a.only.split(",") if a.only else ["compute", "none", "fp16", "powersgd 2", *OURS]
+    names = (
+        a.only.split(",")
+        if a.only
+        else ["compute", "none", "fp16", "powersgd 2", "onebit", "nbit 4", "graddrop", "auto"]
+    )
     rows = []
     lines = [["link", "configuration", "ms a step", "times none", "MB sent a step"]]
     for rate in (int(r) for r in a.rates.split(",")):

@@ -22,5 +22,6 @@ CODECS = [
     ("graddrop", {"ratio": 0.3}),
     ("dgc", {"ratio": 0.02}),
 ]
+# Shares and chunks that the sparse Triton kernels are interpreted with.
+SPARSE = [(0.02, 64), (0.4, 128)]
 NAMES = [f"{name}-{options}" for name, options in CODECS]
-PROGRAM_NAMES = NAMES[: len(PROGRAMS)]

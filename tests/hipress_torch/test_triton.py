@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from hipress_torch import codecs
-from hipress_torch.codecs import Batch, Codec, Segment
-from tests.hipress_torch.cases import PROGRAM_NAMES, PROGRAMS
+from hipress_torch.codecs import Batch, Codec, Segment, _sparse_triton
+from tests.hipress_torch.cases import CODECS, NAMES, PROGRAMS, SPARSE
 
 pytest.importorskip("triton", reason="triton is not installed on this platform")
 
@@ -28,7 +28,7 @@ def test_interpreted_kernels_match_the_reference():
         timeout=150,
     )
     assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == len(PROGRAMS)
+    assert len(done.stdout.splitlines()) == len(PROGRAMS) + len(SPARSE)
 
 
 @pytest.mark.parametrize("name", ["onebit", "terngrad", "tbq", "fp16", "bf16", "none"])
@@ -46,9 +46,20 @@ def test_kernels_compile_ahead_of_time(name, target, monkeypatch, tmp_path):
     assert encode.metadata.shared <= 16_384
 
 
+@pytest.mark.parametrize("target", TARGETS, ids=[f"{b}-{a}" for b, a, _ in TARGETS])
+def test_sparse_kernels_compile_ahead_of_time(target, monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    made = _sparse_triton.compile_ahead(*target)
+    assert sorted(made) == sorted(_sparse_triton.NAMES)
+    binary = "cubin" if target[0] == "cuda" else "hsaco"
+    for kernel in made.values():
+        assert kernel.asm[binary]
+        assert kernel.metadata.shared <= 16_384
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize(("name", "options"), PROGRAMS, ids=PROGRAM_NAMES)
+@pytest.mark.parametrize(("name", "options"), CODECS, ids=NAMES)
 @pytest.mark.parametrize("messages", [0, 3])
 def test_kernels_on_a_device_match_the_reference(name, options, messages):
     c = codecs.get(name)(**options)

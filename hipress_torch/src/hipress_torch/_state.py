@@ -69,8 +69,8 @@ class HiPressState:
             plan: ``auto`` measures the network and the kernels when training starts and compresses
                 the buckets for which that is faster (else fp16 or plain all-reduce); it plans
                 again when the backward pass is known and when exchanges take 25 % more or less
-                time than they did, for two windows of 50 passes. ``always`` and ``never`` do not measure; a :class:`Plan` is
-                taken as it is.
+                time than they did, for two windows of 50 passes. ``always`` and ``never`` do not
+                measure; a :class:`Plan` is taken as it is.
             error_feedback: whether what a message lost is added to the next gradient; None leaves
                 it to the codec.
             seed: seed of the codecs' random numbers; the same on all ranks.

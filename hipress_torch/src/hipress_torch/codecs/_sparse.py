@@ -16,6 +16,7 @@ import torch
 from hipress_torch._codec import Batch, Codec, Draw
 from hipress_torch._errors import CodecError
 from hipress_torch._native import _loader
+from hipress_torch.codecs import _sparse_triton
 
 SAMPLE = 8192
 OVERSAMPLE = 1.25
@@ -53,6 +54,12 @@ class GradDrop(Codec):
         """Returns how many of ``count`` elements a message can hold."""
         return max(1, math.ceil(self.ratio * count))
 
+    def sample(self, count: int) -> tuple[int, int]:
+        """Returns every how many elements one is looked at, and the threshold's rank in those."""
+        stride = max(1, count // SAMPLE)
+        looked_at = -(-count // stride)
+        return stride, min(looked_at, max(1, int(looked_at * self.ratio * OVERSAMPLE)))
+
     def wire_bytes(self, count: int) -> int:
         """Returns the bytes of a message: 16, and 8 for each pair, padded to 16."""
         return -(-(16 + 8 * self.capacity(count)) // 16) * 16
@@ -61,8 +68,8 @@ class GradDrop(Codec):
         """Writes the pairs with plain torch operations."""
         del draw
         size_N = x_N.abs()
-        sample = size_N[:: max(1, x_N.numel() // SAMPLE)]
-        rank = min(sample.numel(), max(1, int(sample.numel() * self.ratio * OVERSAMPLE)))
+        stride, rank = self.sample(x_N.numel())
+        sample = size_N[::stride]
         threshold = float(sample.topk(rank).values[-1])
         at = torch.nonzero((size_N >= threshold) & (size_N > 0)).view(-1)
         capacity = self.capacity(x_N.numel())
@@ -103,6 +110,10 @@ class GradDrop(Codec):
         stream: int,
     ) -> torch.Tensor:
         """Encodes with the compiled kernel where there is one; see :meth:`Codec.encode`."""
+        if grad.device.type == "cuda":
+            return _sparse_triton.kernels().encode(
+                batch, self.ranges(batch), grad, scale, residual, incoming, wire
+            )
         found = _loader.shared("hp_sparse_encode") if grad.device.type == "cpu" else None
         if found is None:
             return super().encode(batch, grad, scale, residual, incoming, wire, stream)
@@ -128,6 +139,9 @@ class GradDrop(Codec):
 
     def decode(self, batch: Batch, wire: torch.Tensor, out: torch.Tensor) -> None:
         """Decodes with the compiled kernel where there is one; see :meth:`Codec.decode`."""
+        if out.device.type == "cuda":
+            _sparse_triton.kernels().decode(batch, self.ranges(batch), wire, out)
+            return
         found = _loader.shared("hp_sparse_decode") if out.device.type == "cpu" else None
         if found is None:
             super().decode(batch, wire, out)
@@ -139,6 +153,10 @@ class GradDrop(Codec):
             ctypes.c_int64(len(batch.segments)),
             ctypes.c_void_p(_capacities(batch, self.ratio).ctypes.data),
         )
+
+    def ranges(self, batch: Batch) -> tuple[_sparse_triton.Range, ...]:
+        """Returns what the kernels need to know of each segment; the same object for a batch."""
+        return _ranges(batch, self.ratio)
 
 
 class DGC(GradDrop):
@@ -198,6 +216,9 @@ class DGC(GradDrop):
 
     def clear_sent(self, batch: Batch, wire: torch.Tensor, velocity: torch.Tensor) -> None:
         """Clears the velocity of what was sent: what is late must not be accelerated too."""
+        if velocity.device.type == "cuda":
+            _sparse_triton.kernels().clear(batch, self.ranges(batch), wire, velocity)
+            return
         for s in batch.segments:
             at, _ = self.pairs(wire[s.wire : s.wire + self.wire_bytes(s.count)], s.count)
             velocity[s.residual + at] = 0.0
@@ -206,3 +227,12 @@ class DGC(GradDrop):
 @functools.lru_cache(maxsize=256)
 def _capacities(batch: Batch, ratio: float) -> npt.NDArray[np.int64]:
     return np.array([max(1, math.ceil(ratio * s.count)) for s in batch.segments], dtype=np.int64)
+
+
+@functools.lru_cache(maxsize=256)
+def _ranges(batch: Batch, ratio: float) -> tuple[_sparse_triton.Range, ...]:
+    codec = GradDrop(ratio=ratio)
+    return tuple(
+        _sparse_triton.Range(codec.capacity(s.count), *codec.sample(s.count))
+        for s in batch.segments
+    )
