@@ -30,7 +30,7 @@ def perceptron() -> nn.Module:
 
 
 def small_perceptron() -> nn.Module:
-    """Returns a multilayer perceptron of 4.2M parameters: three buckets of 6 MB."""
+    """Returns a multilayer perceptron of 4.2M parameters: three buckets of about 5 MB."""
     middle = [layer for _ in range(3) for layer in (nn.Linear(1024, 1024), nn.ReLU())]
     return nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), *middle, nn.Linear(1024, 500))
 

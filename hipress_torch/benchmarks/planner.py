@@ -31,7 +31,7 @@ import hipress_torch
 from hipress_torch._plan import Choice
 from hipress_torch._replan import LEARN
 
-CAP_MB = 6
+CAP_MB = 5
 SMALL = 1 << 18
 WHOLE = 1 << 24
 OPTIONS = (

@@ -1,5 +1,6 @@
 """What the processes of the tests of planning run."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -7,7 +8,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import hipress_torch
-from hipress_torch._plan import Choice
+from hipress_torch._plan import Choice, Term
 from tests.hipress_torch.ranks import flat, network, train_step
 
 
@@ -73,3 +74,28 @@ def switched(rank: int, ranks: int) -> dict[str, Any]:
     }
     state.close()
     return result
+
+
+def by_ring(rank: int, ranks: int) -> dict[str, Any]:
+    """Calibrates three ranks, then trains by a plan in which only a ring is cheap, and by ring."""
+    profile = hipress_torch.calibrate(codecs=("onebit",), budget_s=0.2)
+    slow, fast = Term(0.1, 0.1, 1e-5), Term(1e-6, 1e-6, 1e-12)
+    only = replace(
+        profile,
+        collectives={"all_reduce": slow, "all_to_all": slow, "all_gather": fast, "hop": fast},
+    )
+    found: dict[str, Any] = {"measured": sorted(profile.collectives)}
+    for name, options in (
+        ("planned", {"plan": hipress_torch.Plan(only, ("onebit",))}),
+        ("ring", {"plan": "always", "strategy": "ring"}),
+    ):
+        net = network()
+        ddp = DistributedDataParallel(net, bucket_cap_mb=0.2)
+        state = hipress_torch.register(ddp, codec="onebit", **options)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+        for step in range(4):
+            train_step(ddp, optimizer, rank, step)
+        found[name] = flat(net)
+        found[f"{name} explained"] = state.explain()
+        state.close()
+    return found

@@ -101,3 +101,13 @@ def test_what_is_owed_is_sent_when_a_bucket_is_no_longer_compressed(pool):
     for r in pool.run(planning.switched):
         assert r["residual"] == 0.0
         assert r["lost"] < 1e-4 * r["size"]
+
+
+def test_a_plan_may_choose_a_ring(three):
+    results = three.run(planning.by_ring)
+    for r in results:
+        assert r["measured"] == ["all_gather", "all_reduce", "all_to_all", "hop"]
+        lines = r["planned explained"].splitlines()[2:]
+        assert lines
+        assert all("onebit (ring)" in line for line in lines)
+        assert r["planned"] == r["ring"] == results[0]["ring"]

@@ -1,6 +1,7 @@
 """The cost model, profiles and what they make of bucket sizes."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -69,6 +70,42 @@ def test_a_term_fits_its_ends_and_keeps_its_floor():
     assert disturbed(1000) == pytest.approx(0.001)
     with pytest.raises(PlanError, match="at least one"):
         Term.fit({})
+
+
+def with_hop(profile: Profile, hop: Term) -> Profile:
+    return replace(profile, collectives={**profile.collectives, "hop": hop})
+
+
+def test_a_ring_is_chosen_where_its_hops_are_cheaper_than_all_to_all():
+    profile = profile_of(12.5e6)
+    cheap = with_hop(profile, Term(1e-5, 1e-5, 1e-10))
+    plan = Plan(cheap, ("onebit", "fp16"))
+    choice = plan.choose(10_000_000, CODECS)
+    assert choice.ring
+    assert choice.label == "onebit (ring)"
+    assert choice.seconds < plan.compressed(10_000_000, CODECS["onebit"], choice.part_elements)
+    # Alike in cost by byte, the hops' latencies and merges one by one decide for the servers.
+    dear = with_hop(profile, profile.collectives["all_to_all"])
+    assert not Plan(dear, ("onebit", "fp16")).choose(10_000_000, CODECS).ring
+    assert not Plan(profile, ("onebit",)).choose(10_000_000, CODECS).ring
+
+
+@pytest.mark.parametrize("strategy", ["ps", "ring"])
+def test_a_plan_keeps_to_the_strategy_it_was_given(strategy):
+    for hop in (Term(1e-5, 1e-5, 1e-12), Term(1.0, 1.0, 1e-3)):
+        profile = with_hop(profile_of(12.5e6), hop)
+        plan = Plan(profile, ("onebit",), strategies=(strategy,))
+        compressed = [c for c in plan.options(10_000_000, CODECS) if c.codec != "none"]
+        assert {c.ring for c in compressed} == {strategy == "ring"}
+    with pytest.raises(PlanError, match="strategies must be"):
+        Plan(profile_of(1e9), ("onebit",), strategies=("tree",))
+
+
+def test_all_buckets_go_by_ring_where_that_is_shorter():
+    cheap = with_hop(profile_of(12.5e6), Term(1e-5, 1e-5, 1e-10))
+    backward = tuple((i, 4_000_000, 0.001) for i in range(3))
+    made = Plan(cheap, ("onebit", "fp16"), backward).choose_all(CODECS)
+    assert all(c.ring and c.codec == "onebit" for c in made)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from hipress_torch._codec import Batch, Codec, Segment
 from hipress_torch._groups import all_gather_flat, guarded, require_group, wire_device
 from hipress_torch._making import make_codec
 from hipress_torch._plan import Profile, Term
+from hipress_torch._ring import send_round
 
 BYTES = (1 << 12, 1 << 16, 1 << 20, 1 << 22)
 ELEMENTS = (1 << 12, 1 << 18)
@@ -45,12 +46,12 @@ def calibrate(
     where = torch.device(device)
     wire = wire_device(group, where)
     collectives, busy = {}, {}
-    for name, run in (
-        ("all_reduce", _all_reduce),
-        ("all_to_all", _all_to_all),
-        ("all_gather", _all_gather),
-    ):
-        taken, worked = _probe(group, run, wire, budget_s / 3)
+    probes = {"all_reduce": _all_reduce, "all_to_all": _all_to_all, "all_gather": _all_gather}
+    # With two ranks a ring is the same exchange; on a GPU there is none.
+    if ranks > 2 and where.type == "cpu":
+        probes["hop"] = _hop
+    for name, run in probes.items():
+        taken, worked = _probe(group, run, wire, budget_s / len(probes))
         collectives[name], busy[name] = Term.fit(taken), Term.fit(worked)
     kernels = {}
     for wanted in codecs:
@@ -82,6 +83,11 @@ def _all_gather(group: dist.ProcessGroup, size: int, device: torch.device) -> Ca
     own = torch.zeros(size, dtype=torch.uint8, device=device)
     out = torch.zeros(size * group.size(), dtype=torch.uint8, device=device)
     return lambda: all_gather_flat(out, own, group).wait()
+
+
+def _hop(group: dist.ProcessGroup, size: int, device: torch.device) -> Callable[[], object]:
+    given, taken = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
+    return lambda: send_round(group, given, taken)
 
 
 def _probe(

@@ -173,7 +173,7 @@ def _explain(arguments: argparse.Namespace) -> int:
         choice = plan.choose(elements, made)
         times = [f"{seconds * 1e3:.2f}" for _, seconds in choice.candidates]
         part = str(min(elements, choice.part_elements))
-        rows.append([str(elements), choice.codec, part, *times])
+        rows.append([str(elements), choice.label, part, *times])
     print(table(rows))
     return 0
 

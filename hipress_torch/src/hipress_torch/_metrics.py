@@ -13,6 +13,16 @@ from pathlib import Path
 from hipress_torch._errors import FileError
 
 EVENTS_KEPT = 20_000
+STAGES = (
+    "encode",
+    "send wait",
+    "ring",
+    "merge",
+    "gather wait",
+    "decode",
+    "all-reduce wait",
+    "exposed",
+)
 
 
 @dataclass(frozen=True)

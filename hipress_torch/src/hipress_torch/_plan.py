@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hipress_torch._checks import is_time
 from hipress_torch._codec import Codec
@@ -70,7 +70,7 @@ class Profile:
     Attributes:
         ranks: how many ranks there were.
         collectives: ``all_reduce``, ``all_to_all`` and ``all_gather`` by bytes of one rank's
-            message.
+            message; with more than two ranks ``hop`` too, in which every rank sends to the next.
         codecs: for each codec ``encode``, ``merge`` and ``decode`` by elements.
         busy: processor seconds of the collectives, likewise by bytes.
         contention: seconds that the backward pass loses for each second that another thread of
@@ -166,6 +166,7 @@ class Choice:
     Attributes:
         codec: a codec's name; ``none`` is a plain all-reduce.
         part_elements: the bucket is cut into parts of about this many elements.
+        ring: whether messages go round in a ring, and not to the rank that merges them.
         seconds: predicted seconds, 0 without a profile.
         candidates: predicted seconds of every codec that was considered.
     """
@@ -174,6 +175,22 @@ class Choice:
     part_elements: int
     seconds: float = 0.0
     candidates: tuple[tuple[str, float], ...] = ()
+    ring: bool = False
+
+    @property
+    def label(self) -> str:
+        """The codec, and whether by a ring."""
+        return f"{self.codec} (ring)" if self.ring else self.codec
+
+
+class Stages(NamedTuple):
+    """Seconds of a part's stages: encode, first hop, merge, second hop, decode."""
+
+    encode: float
+    scatter: float
+    merge: float
+    gather: float
+    decode: float
 
 
 @dataclass(frozen=True)
@@ -185,17 +202,19 @@ class Plan:
         codecs: the codecs to choose from beside ``none``, by name.
         backward: for each bucket its index, its elements, and the seconds that the backward pass
             computes before it; with it the buckets are planned together.
+        strategies: ``ps``, ``ring`` or both; a ring is weighed if the profile has its ``hop``.
     """
 
     profile: Profile
     codecs: tuple[str, ...]
     backward: tuple[tuple[int, int, float], ...] = ()
+    strategies: tuple[str, ...] = ("ps", "ring")
 
     def __post_init__(self) -> None:
         """Checks the types.
 
         Raises:
-            PlanError: there is no profile, or the codecs are no names.
+            PlanError: there is no profile, or the codecs or strategies are no names.
         """
         if not isinstance(self.profile, Profile):
             raise PlanError(
@@ -204,6 +223,11 @@ class Plan:
             )
         if isinstance(self.codecs, str) or not all(isinstance(c, str) for c in self.codecs):
             raise PlanError(f"codecs must be a tuple of codec names, got {self.codecs!r}")
+        wrong = set(self.strategies) - {"ps", "ring"}
+        if isinstance(self.strategies, str) or wrong or not self.strategies:
+            raise PlanError(
+                f"strategies must be a tuple of 'ps', 'ring' or both, got {self.strategies!r}"
+            )
 
     def choose(self, elements: int, codecs: Mapping[str, Codec]) -> Choice:
         """Returns what to do with a bucket of that many float32 elements.
@@ -234,40 +258,60 @@ class Plan:
         )
 
     def options(self, elements: int, codecs: Mapping[str, Codec]) -> list[Choice]:
-        """Returns every codec with every size of parts, by the time of the bucket alone."""
+        """Returns all codecs, sizes of parts and strategies, by the time of the bucket alone."""
         found = [Choice("none", PART_CHOICES[-1], self.plain(elements))]
         for name in self.codecs:
             if name in codecs and name in self.profile.codecs:
                 sizes = [p for p in PART_CHOICES if p == PART_CHOICES[0] or p < 2 * elements]
                 found += [
-                    Choice(name, part, self.compressed(elements, codecs[name], part))
+                    Choice(
+                        name, part, self.compressed(elements, codecs[name], part, ring), ring=ring
+                    )
                     for part in sizes
+                    for ring in self._rings()
                 ]
         return found
+
+    def _rings(self) -> list[bool]:
+        """Returns whether a ring, a server at every rank or both are to be weighed."""
+        if "hop" in self.profile.collectives:
+            return [s == "ring" for s in self.strategies]
+        # Without the term, or between two ranks, both are taken to be the same.
+        return ["ps" not in self.strategies]
 
     def plain(self, elements: int) -> float:
         """Returns the predicted seconds of a plain all-reduce."""
         return self.profile.collectives["all_reduce"](4 * elements)
 
-    def compressed(self, elements: int, codec: Codec, part_elements: int) -> float:
+    def compressed(
+        self, elements: int, codec: Codec, part_elements: int, ring: bool = False
+    ) -> float:
         """Returns the predicted seconds with a codec in parts of that size.
 
         The stages of a part follow one another; different parts overlap, and the slowest stage sets
         the pace: the first part's time, and the slowest stage for each further part.
         """
-        n = self.profile.ranks
         parts = max(1, round(elements / part_elements))
-        m = elements / parts
-        wire = codec.wire_bytes(max(1, int(m / n)))
+        s = self.stages(elements / parts, codec, ring)
+        # A ring's hops and what is computed between them are one stage, of one thread.
+        paces = (s.encode, s.scatter + s.merge, s.gather, s.decode) if ring else s
+        return sum(s) + (parts - 1) * max(paces)
+
+    def stages(self, elements: float, codec: Codec, ring: bool) -> "Stages":
+        """Returns the predicted seconds of each stage of a part of that many elements."""
+        n = self.profile.ranks
+        share = elements / n
+        wire = codec.wire_bytes(max(1, int(share)))
         terms, collectives = self.profile.codecs[codec.name], self.profile.collectives
-        stages = (
-            terms["encode"](m * (n - 1) / n),
-            collectives["all_to_all"](wire * (n - 1)),
-            terms["merge"](m / n),
-            collectives["all_gather"](wire),
-            terms["decode"](m),
-        )
-        return sum(stages) + (parts - 1) * max(stages)
+        encode, merge = terms["encode"](share), terms["merge"](share)
+        gather, decode = collectives["all_gather"](wire), terms["decode"](elements)
+        if ring and "hop" in collectives:
+            # From one message to add to the next, the merge of one: measured are none and n - 1.
+            one = encode + max(0.0, merge - encode) / max(1, n - 1)
+            hops = (n - 1) * collectives["hop"](wire)
+            return Stages(0.0, hops, encode + (n - 1) * one, gather, decode)
+        sent = collectives["all_to_all"](wire * (n - 1))
+        return Stages(terms["encode"](elements * (n - 1) / n), sent, merge, gather, decode)
 
 
 def saved_plan(saved: object) -> Plan | None:
@@ -280,6 +324,8 @@ def saved_plan(saved: object) -> Plan | None:
         return None
     try:
         backward = tuple((int(i), int(n), float(s)) for i, n, s in saved.get("backward", ()))
-        return Plan(Profile.from_dict(saved["profile"]), tuple(saved["codecs"]), backward)
+        profile = Profile.from_dict(saved["profile"])
+        strategies = tuple(saved.get("strategies", ("ps", "ring")))
+        return Plan(profile, tuple(saved["codecs"]), backward, strategies)
     except (KeyError, TypeError, ValueError) as error:
         raise StateError(f"state dict: plan is wrong: {error}") from error

@@ -1,6 +1,7 @@
 """What a state does with each bucket: its plan, the choices that follow, and when to plan anew."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ class Planner:
         codecs: Mapping[str, Codec],
         otherwise: Choice,
         recorder: Recorder,
+        strategies: tuple[str, ...] = ("ps", "ring"),
     ) -> None:
         """Starts nothing.
 
@@ -34,11 +36,13 @@ class Planner:
             codecs: the codecs to choose from, by name.
             otherwise: what is done with every bucket where there is no plan.
             recorder: counters and times of the state.
+            strategies: those that a measured plan may choose from.
         """
         self.plan = plan
         self._codecs = codecs
         self._otherwise = otherwise
         self._recorder = recorder
+        self._strategies = strategies
         self._choices: dict[tuple[int, int], Choice] = {}
         # Set where the plan is the state's own, which may be made anew.
         self._watch: Watch | None = None
@@ -51,7 +55,7 @@ class Planner:
             PeerError: another rank failed or did not answer in time.
         """
         profile = calibrate(group, codecs=tuple(self._codecs.values()), device=device)
-        self.plan = Plan(profile, tuple(self._codecs))
+        self.plan = Plan(profile, tuple(self._codecs), strategies=self._strategies)
         self._choices.clear()
         self._watch = self._watch or Watch()
         self._watch.forget()
@@ -98,7 +102,7 @@ class Planner:
             if self._passes == WARM_UP:
                 watch.forget()
             if self._passes == LEARN:
-                self.use(Plan(plan.profile, plan.codecs, watch.backward(group, device)))
+                self.use(replace(plan, backward=watch.backward(group, device)))
                 self._recorder.taken()
         elif watch.window_ends() and watch.drifted(self._recorder.taken(), group, device):
             # What the backward pass itself takes may have changed too: it is learned again.
@@ -114,4 +118,5 @@ class Planner:
             "profile": self.plan.profile.to_dict(),
             "codecs": list(self.plan.codecs),
             "backward": [list(b) for b in self.plan.backward],
+            "strategies": list(self.plan.strategies),
         }

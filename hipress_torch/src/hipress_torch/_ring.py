@@ -43,7 +43,7 @@ def pass_round(part: Part, context: RingContext) -> tuple[int, list[int]]:
         WireError: a message is not the one expected.
     """
     ranks, rank = len(part.sizes), part.rank
-    following, previous = (rank + 1) % ranks, (rank - 1) % ranks
+    previous = (rank - 1) % ranks
     arriving = part.ring
     flags, encoded = 0, []
     for step in range(ranks - 1):
@@ -59,7 +59,9 @@ def pass_round(part: Part, context: RingContext) -> tuple[int, list[int]]:
         owner = (rank - 2 - step) % ranks
         last = step == ranks - 2
         target = part.received[0] if last else part.message(arriving, owner)
-        _exchange(context, message, following, target, previous)
+        guarded(
+            lambda m=message, t=target: send_round(context.group, m, t), f"{context.what}, ring"
+        )
         flags = read_header(
             target[:HEADER_BYTES], previous, context.iteration, context.label, context.checksum
         )
@@ -88,21 +90,14 @@ def _encode(
     return found
 
 
-def _exchange(
-    context: RingContext,
-    message: torch.Tensor,
-    following: int,
-    target: torch.Tensor,
-    previous: int,
-) -> None:
-    def both() -> None:
-        # Both are under way before either is waited for: a ring of blocking sends would lock up.
-        works = [
-            dist.isend(message, group=context.group, group_dst=following),
-            dist.irecv(target, group=context.group, group_src=previous),
-        ]
-        for work in works:
-            assert work is not None
-            work.wait()
-
-    guarded(both, f"{context.what}, ring")
+def send_round(group: dist.ProcessGroup, message: torch.Tensor, target: torch.Tensor) -> None:
+    """Sends a message to the following rank while one from the previous rank arrives."""
+    ranks, rank = group.size(), group.rank()
+    # Both are under way before either is waited for: a ring of blocking sends would lock up.
+    works = [
+        dist.isend(message, group=group, group_dst=(rank + 1) % ranks),
+        dist.irecv(target, group=group, group_src=(rank - 1) % ranks),
+    ]
+    for work in works:
+        assert work is not None
+        work.wait()

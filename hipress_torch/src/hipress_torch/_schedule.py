@@ -48,14 +48,16 @@ def makespan(
         parts = max(1, round(elements / choice.part_elements))
         m = elements / parts
         wire = codecs[choice.codec].wire_bytes(max(1, int(m / n)))
-        terms = profile.codecs[choice.codec]
-        merge, decode = terms["merge"](m / n), terms["decode"](m)
-        sent, gathered = collectives["all_to_all"](wire * (n - 1)), collectives["all_gather"](wire)
-        network = profile.busy_s("all_to_all", wire * (n - 1)) + profile.busy_s("all_gather", wire)
+        s = plan.stages(m, codecs[choice.codec], choice.ring)
+        network = profile.busy_s("all_gather", wire)
+        if choice.ring and "hop" in collectives:
+            network += (n - 1) * profile.busy_s("hop", wire)
+        else:
+            network += profile.busy_s("all_to_all", wire * (n - 1))
         for _ in range(parts):
-            now += terms["encode"](m * (n - 1) / n)
-            jobs.append((now, len(jobs), sent, merge, gathered, decode))
-            owed += merge + decode + network
+            now += s.encode
+            jobs.append((now, len(jobs), s.scatter, s.merge, s.gather, s.decode))
+            owed += s.merge + s.decode + network
     return max(now, _last(jobs))
 
 

@@ -21,7 +21,7 @@ from hipress_torch._groups import check_agreement, new_like, require_group, wire
 from hipress_torch._inline import InlineEngine
 from hipress_torch._layout import Part, Placed, build_parts
 from hipress_torch._making import make_codec
-from hipress_torch._metrics import Recorder, write_trace
+from hipress_torch._metrics import STAGES, Recorder, write_trace
 from hipress_torch._plan import Choice, Plan, saved_plan
 from hipress_torch._planner import Planner
 from hipress_torch._registry import Registry
@@ -65,7 +65,8 @@ class HiPressState:
             process_group: the group that DDP synchronizes; the default group if None.
             strategy: ``ps`` (each rank merges its share of every bucket), ``ring`` (messages go
                 round and are added to; CPU tensors only), ``allreduce`` (plain, for codec ``none``
-                only), or ``auto``: ``allreduce`` for ``none``, else ``ps``.
+                only), or ``auto``: ``allreduce`` for ``none``, else what the plan finds shorter,
+                and ``ps`` where there is none.
             plan: ``auto`` measures the network and the kernels when training starts and compresses
                 the buckets for which that is faster (else fp16 or plain all-reduce); it plans
                 again when the backward pass is known and when exchanges take 25 % more or less
@@ -131,6 +132,7 @@ class HiPressState:
             self._codecs,
             Choice("none" if plain else self.codec.name, max(1, part_elements)),
             self._recorder,
+            (strategy,) if strategy in ("ps", "ring") else ("ps", "ring"),
         )
         self._engine: Engine | InlineEngine | None = None
         self._device = torch.device("cpu")
@@ -304,7 +306,8 @@ class HiPressState:
             codec = own if choice.codec == self.codec.name else self._codecs[choice.codec]
             parts = self._layout(made, codec, choice.part_elements)
             exchange = self._exchange(made, len(parts))
-            if self.strategy == "ring" and isinstance(engine, Engine):
+            ring = self.strategy == "ring" or (self.strategy == "auto" and choice.ring)
+            if ring and isinstance(engine, Engine):
                 engine.submit_ring(exchange, parts)
             else:
                 engine.submit(exchange, parts)
@@ -405,7 +408,7 @@ class HiPressState:
             times = [f"{predicted[n] * 1e3:.2f}" if n in predicted else "-" for n in names]
             part = str(min(elements, choice.part_elements))
             label = str(index) if last == index else f"{index}-{last}"
-            rows.append([label, str(elements), choice.codec, part, *times])
+            rows.append([label, str(elements), choice.label, part, *times])
         return table(rows)
 
     def state_dict(self) -> dict[str, Any]:
@@ -488,13 +491,3 @@ class HiPressState:
 
 STATE_VERSION = 1
 PLANS = ("auto", "always", "never")
-STAGES = (
-    "encode",
-    "send wait",
-    "ring",
-    "merge",
-    "gather wait",
-    "decode",
-    "all-reduce wait",
-    "exposed",
-)
