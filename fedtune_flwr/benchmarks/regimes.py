@@ -33,9 +33,9 @@ from rivals import Outcome
 
 from fedtune_flwr import Emulator, Int, Linear, Log, Policy, ProxyTask, SearchSpace, tune
 from fedtune_flwr._metrics import NAMES, as_matrix, label_entropy
+from fedtune_flwr._options import TuneOptions
 from fedtune_flwr._report import TuneReport
-from fedtune_flwr._simulate import Candidate, Emulation
-from fedtune_flwr._tune import TuneOptions, candidate
+from fedtune_flwr._simulate import Candidate, Emulation, candidate
 
 BATCH = 16
 GRID_LR = (0.05, 0.15, 0.45, 1.2)

@@ -8,8 +8,8 @@ from fedtune_flwr._cluster import centroids, nearest
 from fedtune_flwr._compare import compare
 from fedtune_flwr._cube import PolicyCube
 from fedtune_flwr._metrics import Scaler, as_matrix
+from fedtune_flwr._options import TuneOptions
 from fedtune_flwr._policy import WEIGHT
-from fedtune_flwr._tune import TuneOptions
 from tests.fedtune_flwr import apps
 
 SPACE = SearchSpace(lr=Log(0.1, 1.0), **{"local-epochs": Int(1, 4)})

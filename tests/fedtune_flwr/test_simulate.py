@@ -1,10 +1,17 @@
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from fedtune_flwr import ProxyTask
-from fedtune_flwr._batched import can_batch, simulate_batched
-from fedtune_flwr._simulate import Candidate, Emulation, aggregation_weights, simulate
+from fedtune_flwr._batched import can_batch, final_states, simulate_batched, stacked_layers
+from fedtune_flwr._simulate import (
+    Candidate,
+    Emulation,
+    aggregation_weights,
+    final_state,
+    simulate,
+)
 from fedtune_flwr._task import local_step_count
 from tests.fedtune_flwr.apps import CLASSES, FEATURES, blobs, new_model, proxy
 
@@ -70,32 +77,52 @@ def test_batched_training_agrees_with_one_client_after_another(case, extra):
     np.testing.assert_allclose(got, expected, atol=1.01 / 120)
 
 
-def test_trained_parameters_agree_not_only_scores(monkeypatch):
-    from fedtune_flwr import _batched
-
+def test_trained_parameters_agree_not_only_scores():
     task = proxy()
     e = emulation((5, 12, 9), 3)
-    seen = {}
+    run = (e, setting(3, 1, momentum=0.5))
+    expected = final_state(task, run, 2)
+    (got,) = final_states(task, [run], 2)
+    assert set(got) == set(expected)
+    for name, value in expected.items():
+        torch.testing.assert_close(got[name], value, rtol=1e-4, atol=1e-5)
 
-    def keep(forward, state, runs):
-        seen.update({k: v[0].clone() for k, v in state.items()})
-        return [(0, 0.0)]
 
-    monkeypatch.setattr(_batched, "_accuracies", keep)
-    candidate = setting(3, 1, momentum=0.5)
-    _batched.simulate_batched(task, [(e, candidate)], 2)
-    final = {}
+LAYERED = {
+    "perceptron": (lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)), (6,)),
+    "flat first": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, 3)), (2, 3)),
+    "no bias, rows": (lambda: nn.Sequential(nn.Linear(3, 4, bias=False), nn.GELU()), (2, 3)),
+}
 
-    def score(task_, model, emulation_):
-        final.update({k: v.clone() for k, v in model.state_dict().items()})
-        return 0.0
 
-    from fedtune_flwr import _simulate
+@pytest.mark.parametrize("case", LAYERED.values(), ids=LAYERED)
+def test_chains_of_layers_written_out_agree_with_the_model(case):
+    make, shape = case
+    models = [make() for _ in range(3)]
+    stacked = {
+        name: torch.stack([dict(m.named_parameters())[name] for m in models])
+        for name, _ in models[0].named_parameters()
+    }
+    x = torch.randn(3, 7, *shape)
+    forward = stacked_layers(models[0])
+    assert forward is not None
+    expected = torch.stack([model(part) for model, part in zip(models, x, strict=True)])
+    torch.testing.assert_close(forward(stacked, x), expected)
 
-    monkeypatch.setattr(_simulate, "_score", score)
-    simulate(task, [(e, candidate)], 2)
-    for name, value in final.items():
-        torch.testing.assert_close(seen[name], value, rtol=1e-4, atol=1e-5)
+
+def test_other_models_are_not_taken_for_chains_of_layers():
+    class Own(nn.Sequential):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    hooked = nn.Sequential(nn.Linear(2, 2))
+    hooked[0].register_forward_hook(lambda *_: None)
+    twice = nn.Linear(2, 2)
+    for model in (
+        Own(nn.Linear(2, 2)), hooked, nn.Sequential(twice, twice), nn.Linear(2, 2),
+        nn.Sequential(nn.Linear(2, 2), nn.Dropout()), nn.Sequential(nn.Flatten(0), nn.Linear(2, 2)),
+    ):  # fmt: skip
+        assert stacked_layers(model) is None
 
 
 def test_a_run_that_diverges_neither_stops_nor_touches_the_others():

@@ -36,8 +36,8 @@ from fedtune_flwr import (
     fedtune_client,
 )
 from fedtune_flwr._metrics import Scaler
+from fedtune_flwr._options import TuneOptions
 from fedtune_flwr._policy import WEIGHT
-from fedtune_flwr._tune import TuneOptions
 from fedtune_flwr.testing import FakeGrid
 from tests.fedtune_flwr import apps
 
@@ -470,12 +470,12 @@ def test_a_client_that_ignores_its_values_is_warned_about(caplog):
 
 
 def test_a_tuner_that_fails_leaves_a_policy_and_the_run_goes_on(caplog, monkeypatch):
-    from fedtune_flwr import TunerError, _strategy
+    from fedtune_flwr import TunerError, _finder
 
     def broken(*args, **kwargs):
         raise TunerError("out of luck")
 
-    monkeypatch.setattr(_strategy, "tune", broken)
+    monkeypatch.setattr(_finder, "tune", broken)
     strategy = FedTune(FedAvg(**NODES), SPACE, apps.proxy(), tuner="random", budget=12)
     with caplog.at_level(logging.ERROR, logger="fedtune_flwr"):
         result, _ = run(strategy, rounds=2, config={"lr": 0.07})

@@ -22,7 +22,8 @@ from fedtune_flwr import (
     tuners,
 )
 from fedtune_flwr._metrics import NAMES, as_matrix
-from fedtune_flwr._tune import TuneOptions, student_above
+from fedtune_flwr._options import TuneOptions
+from fedtune_flwr._statistics import student_above
 from tests.fedtune_flwr.apps import CLASSES, FEATURES, blobs, new_model, proxy
 
 SPACE = SearchSpace(lr=Log(0.01, 1.0), **{"local-epochs": Int(1, 3)})

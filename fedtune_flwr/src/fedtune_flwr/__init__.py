@@ -24,6 +24,7 @@ from ._generators import Generator as Generator
 from ._generators import LabelNoise as LabelNoise
 from ._metrics import METRICS as METRICS
 from ._metrics import Metric as Metric
+from ._options import TuneOptions as TuneOptions
 from ._policy import Policy as Policy
 from ._privacy import Noise as Noise
 from ._profile import profile as profile
@@ -37,7 +38,6 @@ from ._space import Log as Log
 from ._space import SearchSpace as SearchSpace
 from ._strategy import FedTune as FedTune
 from ._task import ProxyTask as ProxyTask
-from ._tune import TuneOptions as TuneOptions
 from ._tune import tune as tune
 
 __version__ = _version("fedtune-flwr")

@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from . import tuners
 from ._compare import compare
 from ._emulate import Emulator
 from ._errors import ConfigError, FedTuneError
+from ._options import MODES, OBJECTIVES, TuneOptions
 from ._page import write_page
 from ._plots import figure
 from ._policy import Policy
@@ -19,7 +21,7 @@ from ._space import Choice, Dimension, Int, Linear, Log, SearchSpace
 from ._tables import read_metrics, write_metrics
 from ._task import ProxyTask
 from ._template import new_app
-from ._tune import TuneOptions, tune
+from ._tune import tune
 
 if TYPE_CHECKING:
     import torch
@@ -39,11 +41,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+class _DefaultsFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Adds the default to the help of an option, where there is one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default in (None, [], Path()):
+            return action.help
+        return super()._get_help_string(action)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fedtune", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="command")
 
-    one = commands.add_parser("profile", help="the metrics of a data file, as a client sends them")
+    def command(name: str, words: str) -> argparse.ArgumentParser:
+        return commands.add_parser(
+            name, help=words, description=words, formatter_class=_DefaultsFormatter
+        )
+
+    one = command("profile", "the metrics of a data file, as a client sends them")
     one.add_argument("data", type=Path, help="npz with x and y")
     _model_arguments(one, required=False)
     one.add_argument(
@@ -53,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--append", type=Path, metavar="CSV", help="add a row to this file")
     one.set_defaults(run=_profile)
 
-    two = commands.add_parser("tune", help="tune a policy from a metrics file and proxy data")
+    two = command("tune", "tune a policy from a metrics file and proxy data")
     two.add_argument("metrics", type=Path, help="CSV, a row a client")
     _proxy_arguments(two)
     two.add_argument(
@@ -63,36 +79,54 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME=KIND:...",
         help="lr=log:1e-3:1, local-epochs=int:1:8, mu=linear:0:1, bs=choice:16:32",
     )
-    two.add_argument("--tuner", default="bayes")
-    two.add_argument("--budget", type=int, default=48)
-    two.add_argument("--rounds", type=int, default=20)
-    two.add_argument("--seed", type=int, default=0)
-    two.add_argument("--policy", type=Path, default=Path("policy.json"), help="written here")
+    two.add_argument(
+        "--tuner", default="bayes", choices=tuners.available(), help="what proposes settings"
+    )
+    two.add_argument(
+        "--mode",
+        default="policy",
+        choices=MODES,
+        help="steer values by metrics, or give each group of clients its own",
+    )
+    two.add_argument(
+        "--objective",
+        default="global",
+        choices=OBJECTIVES,
+        help="personal: also values for fine-tuning on each client",
+    )
+    two.add_argument("--budget", type=int, default=48, help="evaluations to spend")
+    two.add_argument("--rounds", type=int, default=20, help="rounds of an emulated federation")
+    two.add_argument("--seed", type=int, default=0, help="fixes the result")
+    two.add_argument(
+        "--policy", type=Path, default=Path("policy.json"), help="where to write the policy"
+    )
     two.add_argument("--report", type=Path, help="also write the whole report here")
     two.set_defaults(run=_tune)
 
-    three = commands.add_parser("explain", help="a policy or report in words")
+    three = command("explain", "a policy or report in words")
     three.add_argument("file", type=Path, help="policy.json or report.json")
     three.add_argument("--metrics", type=Path, help="CSV: print what each of these clients gets")
     three.set_defaults(run=_explain)
 
-    four = commands.add_parser("plot", help="a report as one HTML page, or its plots")
-    four.add_argument("report", type=Path)
-    four.add_argument("--out", type=Path, default=Path("report.html"), help=".html, .svg or .png")
+    four = command("plot", "a report as one HTML page, or its plots")
+    four.add_argument("report", type=Path, help="report.json that tune wrote")
+    four.add_argument(
+        "--out", type=Path, default=Path("report.html"), help="ends in .html, .svg, .png or .pdf"
+    )
     four.set_defaults(run=_plot)
 
-    six = commands.add_parser("bench", help="a policy against simple rivals, on fresh emulations")
+    six = command("bench", "a policy against simple rivals, on fresh emulations")
     six.add_argument("file", type=Path, help="policy.json or report.json")
     six.add_argument("metrics", type=Path, help="CSV, a row a client")
     _proxy_arguments(six)
-    six.add_argument("--emulations", type=int, default=8)
-    six.add_argument("--rounds", type=int, default=20)
-    six.add_argument("--seed", type=int, default=0)
+    six.add_argument("--emulations", type=int, default=8, help="federations to compare on")
+    six.add_argument("--rounds", type=int, default=20, help="rounds of an emulated federation")
+    six.add_argument("--seed", type=int, default=0, help="fixes the result")
     six.set_defaults(run=_bench)
 
-    five = commands.add_parser("new", help="write a Flower app to start from")
-    five.add_argument("name")
-    five.add_argument("--folder", type=Path, default=Path())
+    five = command("new", "write a Flower app to start from")
+    five.add_argument("name", help="of the app and its folder")
+    five.add_argument("--folder", type=Path, default=Path(), help="where to make the app's folder")
     five.set_defaults(run=lambda a: print(new_app(a.name, a.folder)))
     return parser  # fmt: skip
 
@@ -137,7 +171,12 @@ def _profile(arguments: argparse.Namespace) -> None:
 
 def _tune(arguments: argparse.Namespace) -> None:
     space = SearchSpace(**dict(map(_dimension, arguments.dim)))
-    options = TuneOptions(budget=arguments.budget, rounds=arguments.rounds)
+    options = TuneOptions(
+        budget=arguments.budget,
+        rounds=arguments.rounds,
+        mode=arguments.mode,
+        objective=arguments.objective,
+    )
     report = tune(
         space,
         Emulator(_proxy(arguments), seed=arguments.seed),
@@ -152,6 +191,10 @@ def _tune(arguments: argparse.Namespace) -> None:
         report.save(arguments.report)
     print(report.summary())
     print(f"policy: {arguments.policy}")
+    if report.personal is not None:
+        path = arguments.policy.with_stem(f"{arguments.policy.stem}-personal")
+        report.personal.save(path)
+        print(f"for fine-tuning: {path}")
 
 
 def _explain(arguments: argparse.Namespace) -> None:

@@ -27,6 +27,8 @@ class ClientRow:
         by_mod: metrics are asked for in the train message, since it refuses queries.
         mismatches: replies that echo other values than were sent.
         quarantined: replies that were not averaged in.
+        examples: its aggregation weight when its metrics were new; None before its first reply.
+        stale: its metrics are to be asked for anew.
     """
 
     node_id: int
@@ -39,6 +41,8 @@ class ClientRow:
     by_mod: bool = False
     mismatches: int = 0
     quarantined: int = 0
+    examples: float | None = None
+    stale: bool = False
 
     @property
     def usable(self) -> bool:

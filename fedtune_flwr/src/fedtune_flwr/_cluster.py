@@ -1,4 +1,4 @@
-"""Groups of clients that look alike, for `mode="groups"`."""
+"""Groups of clients that look alike."""
 
 import numpy as np
 
@@ -30,6 +30,17 @@ def centroids(z_KM: np.ndarray, seed: int = 0) -> tuple[tuple[float, ...], ...]:
             order = np.argsort(-np.bincount(label_K, minlength=count), kind="stable")
             best, found = score, tuple(tuple(map(float, centres[g])) for g in order)
     return found
+
+
+def spread_out(z_KM: np.ndarray, count: int, seed: int = 0) -> tuple[tuple[float, ...], ...]:
+    """Centres of at most `count` groups that together cover all rows, clear groups or not."""
+    rng = np.random.default_rng((seed, 42))
+    if len(z_KM) > _MOST_POINTS:
+        z_KM = z_KM[rng.permutation(len(z_KM))[:_MOST_POINTS]]
+    distinct = np.unique(z_KM, axis=0)
+    if len(distinct) > count:
+        distinct, _ = _k_means(z_KM, count, rng)
+    return tuple(tuple(map(float, centre)) for centre in distinct)
 
 
 def nearest(z_KM: np.ndarray, centres: tuple[tuple[float, ...], ...]) -> np.ndarray:

@@ -11,9 +11,8 @@ from ._cube import PolicyCube
 from ._emulate import Emulator
 from ._metrics import as_matrix
 from ._policy import WEIGHT, Policy
-from ._simulate import simulate
+from ._simulate import candidate, simulate
 from ._threads import intra_op_threads
-from ._tune import candidate
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,12 @@ class Emulator:
         return accumulator.metrics()
 
     def emulate(
-        self, metrics: Sequence[Mapping[str, float]], index: int, fraction: float = 1.0
+        self,
+        metrics: Sequence[Mapping[str, float]],
+        index: int,
+        fraction: float = 1.0,
+        *,
+        held_out: int = 0,
     ) -> Emulation:
         """The emulated federation number `index` for clients that reported `metrics`.
 
@@ -129,6 +134,8 @@ class Emulator:
             metrics: one mapping a real client; missing numbers count as the median.
             index: each index gives other examples, another initial model and another order.
             fraction: share of the clients that train in a round.
+            held_out: examples of its own kind to hold back for each client, drawn from the
+                examples that score.
 
         Raises:
             ProxyError: no client.
@@ -156,6 +163,9 @@ class Emulator:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(rng.integers(2**31)))
             model = self.task.model_fn()
+        seed = int(rng.integers(2**31))
+        # Drawn last: holding examples back leaves the federation as it was.
+        own = [self.draw(v, held_out, rng, validation) for v in matched if held_out]
         return Emulation(
             tuple(x for x, _ in clients),
             tuple(y for _, y in clients),
@@ -164,7 +174,9 @@ class Emulator:
             self.task.data[1][validation],
             {k: v.detach().clone() for k, v in model.state_dict().items()},
             max(1, min(len(clients), round(fraction * len(clients)))),
-            int(rng.integers(2**31)),
+            seed,
+            tuple(x for x, _ in own),
+            tuple(y for _, y in own),
         )
 
     def draw(

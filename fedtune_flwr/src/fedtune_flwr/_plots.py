@@ -49,7 +49,18 @@ def _matrix(report: "TuneReport", name: str) -> np.ndarray:
     return np.asarray([row.get(name, np.nan) for row in report.metrics])
 
 
+def _say(axes: "Axes", words: str) -> None:
+    """What a panel says that has nothing to show."""
+    axes.text(0.5, 0.5, words, ha="center", va="center", transform=axes.transAxes, color="#666666")
+    axes.set(xticks=[], yticks=[])
+
+
 def _metrics_map(axes: "Axes", report: "TuneReport") -> None:
+    axes.set_title("Clients")
+    shown = np.isfinite(_matrix(report, "reference-loss") + _matrix(report, "label-entropy"))
+    if not shown.any():
+        _say(axes, "no client reported both numbers")
+        return
     weight = np.exp(report.policy.log_weight_many(as_matrix(report.metrics)))
     points = axes.scatter(
         _matrix(report, "reference-loss"),
@@ -60,10 +71,12 @@ def _metrics_map(axes: "Axes", report: "TuneReport") -> None:
         linewidths=0.4,
     )
     axes.figure.colorbar(points, ax=axes, label="share, apart from size")
-    axes.set(xlabel="reference loss (nats)", ylabel="label entropy", title="Clients")
+    axes.set(xlabel="reference loss (nats)", ylabel="label entropy")
 
 
 def _values(axes: "Axes", report: "TuneReport") -> None:
+    from matplotlib.ticker import MaxNLocator
+
     columns = report.policy.coordinates_many(as_matrix(report.metrics))
     order = np.argsort(_matrix(report, "reference-loss"), kind="stable")
     for name, column in columns.items():
@@ -76,15 +89,17 @@ def _values(axes: "Axes", report: "TuneReport") -> None:
         ylim=(-0.05, 1.05),
         title="What each client gets",
     )
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(frameon=False)
 
 
 def _gain(axes: "Axes", report: "TuneReport") -> None:
+    if report.gain is None:
+        axes.set_title("Customization")
+        _say(axes, "nothing to compare: one setting for all")
+        return
     axes.axvline(0, color="#888888", linewidth=0.8)
     axes.set(xlabel="emulated gain over the best global setting (points)", yticks=[])
-    if report.gain is None:
-        axes.set_title("No customization to compare")
-        return
     gain = report.gain
     axes.errorbar([100 * gain.mean], [0], xerr=[196 * gain.standard_error], fmt="o", capsize=4)
     axes.set_title(
@@ -93,6 +108,12 @@ def _gain(axes: "Axes", report: "TuneReport") -> None:
 
 
 def _trials(axes: "Axes", report: "TuneReport") -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_title("Trials")
+    if not report.trials:
+        _say(axes, "no trial")
+        return
     kinds: dict[str, Any] = {
         "global, short": ("#bbbbbb", lambda t: t.stage == "global" and t.fidelity < 1),
         "global": ("#444444", lambda t: t.stage == "global" and t.fidelity >= 1),
@@ -104,5 +125,6 @@ def _trials(axes: "Axes", report: "TuneReport") -> None:
         chosen = [(i, t.score) for i, t in enumerate(report.trials) if wanted(t)]
         if chosen:
             axes.plot(*zip(*chosen, strict=True), ".", color=colour, label=label)
-    axes.set(xlabel="trial", ylabel="score", title="Trials")
+    axes.set(xlabel="trial", ylabel="score")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(frameon=False, loc="lower right")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ._checks import check_whole
 from ._errors import MetricsError
 from ._metrics import allowed, label_entropy
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 _LABEL_KEYS = ("label", "labels", "y", "target", "targets")
 _INPUT_KEYS = ("img", "image", "images", "x", "input", "inputs", "data", "features")
+
+
+_NO_EXAMPLE = "the loader gave no example; a client without data has no profile"
 
 
 class Accumulator:
@@ -68,7 +72,7 @@ class Accumulator:
         """
         n = int(self.counts_C.sum())
         if n == 0:
-            raise MetricsError("the loader gave no example; a client without data has no profile")
+            raise MetricsError(_NO_EXAMPLE)
         values = {"log-size": math.log(n), "label-entropy": label_entropy(self.counts_C)}
         if self.with_model:
             values["reference-loss"] = self.loss_sum / n
@@ -105,6 +109,12 @@ def profile(
     """
     import torch
 
+    if model is not None and not isinstance(model, torch.nn.Module):
+        raise MetricsError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
+    if classes is not None:
+        check_whole("classes", classes, 1, MetricsError)
+    if not isinstance(loader, Iterable):
+        raise MetricsError(f"loader={loader!r} must yield batches of inputs and labels")
     if model is None and classes is None:
         raise MetricsError("profile(loader, model=None) needs classes=, the number of labels")
     if model is not None and device is None:
@@ -117,7 +127,7 @@ def profile(
         with torch.no_grad():
             for batch in loader:
                 x, y = _split(batch)
-                if y.is_floating_point():
+                if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
                     raise MetricsError(f"labels are {y.dtype}; metrics need class labels")
                 logits = None
                 if model is not None:
@@ -134,7 +144,7 @@ def profile(
         if model is not None:
             model.train(was_training)
     if accumulator is None:
-        raise MetricsError("the loader gave no example; a client without data has no profile")
+        raise MetricsError(_NO_EXAMPLE)
     return accumulator.metrics()
 
 
@@ -153,4 +163,16 @@ def _split(batch: Any) -> "tuple[torch.Tensor, torch.Tensor]":
         x, y = batch
     else:
         raise MetricsError(f"batch is a {type(batch).__name__}; expected (x, y) or a mapping")
-    return torch.as_tensor(x), torch.as_tensor(y)
+    try:
+        x, y = torch.as_tensor(x), torch.as_tensor(y)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise MetricsError(
+            f"batch holds {type(x).__name__} and {type(y).__name__}; expected tensors or arrays "
+            f"of numbers ({error})"
+        ) from error
+    if x.ndim == 0 or y.ndim not in (1, 2) or len(x) != y.numel():
+        raise MetricsError(
+            f"batch has inputs of shape {tuple(x.shape)} and labels of shape {tuple(y.shape)}; "
+            "expected one label an input"
+        )
+    return x, y

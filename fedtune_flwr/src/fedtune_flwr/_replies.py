@@ -76,6 +76,47 @@ def fault(content: RecordDict, key: str) -> str | None:
     return None
 
 
+def weight_of(content: RecordDict, key: str) -> float | None:
+    """The weight in a reply, where it has one."""
+    for metrics in content.metric_records.values():
+        weight = metrics.get(key)
+        if weight is not None and not isinstance(weight, list):
+            return float(weight)
+    return None
+
+
+def odd_evaluations(contents: Sequence[RecordDict], key: str) -> list[str | None]:
+    """What keeps each evaluate reply from being averaged with the others; None for sound ones.
+
+    Numbers that are not finite, and metrics or a weight that all but it have. What all replies
+    share is the inner strategy's affair.
+    """
+    found: list[str | None] = []
+    for content in contents:
+        values = [
+            (name, value)
+            for metrics in content.metric_records.values()
+            for name, given in metrics.items()
+            for value in (given if isinstance(given, list) else [given])
+        ]
+        wrong = [f"{name}={value!r}" for name, value in values if not math.isfinite(value)]
+        weight = weight_of(content, key)
+        if weight is not None and weight < 0:
+            wrong.append(f"{key}={weight!r}")
+        found.append(f"evaluation returned {', '.join(wrong)}" if wrong else None)
+    layouts = {i: _evaluation_layout(contents[i]) for i, p in enumerate(found) if p is None}
+    if layouts:
+        usual = Counter(layouts.values()).most_common(1)[0][0]
+        for i, layout in layouts.items():
+            if layout != usual:
+                found[i] = "its evaluation metrics are not those of the others"
+    return found
+
+
+def _evaluation_layout(content: RecordDict) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    return tuple((name, tuple(sorted(m))) for name, m in content.metric_records.items())
+
+
 def averages_arrays(strategy: Strategy) -> bool:
     """Whether the innermost strategy averages arrays in Flower's own code.
 

@@ -67,6 +67,9 @@ class TuneReport:
         seconds: wall time.
         tuner: its name.
         notes: remarks for a person, such as why customization is off.
+        personal: what clients get for fine-tuning, with `objective="personal"`.
+        personal_gain: what values of their own gain there over the best setting for all, in
+            accuracy on examples of a client's own kind; one pair a client.
     """
 
     policy: Policy
@@ -77,6 +80,8 @@ class TuneReport:
     seconds: float
     tuner: str
     notes: tuple[str, ...] = field(default=())
+    personal: Policy | None = None
+    personal_gain: Gain | None = None
 
     def summary(self) -> str:
         """A few lines: decision, gain with its uncertainty, policy, cost."""
@@ -93,7 +98,16 @@ class TuneReport:
             f"{self.cost:.1f} evaluations in {self.seconds:.1f} s with tuner {self.tuner!r}, "
             f"{len(self.metrics)} clients"
         )
-        return "\n".join([decision, self.policy.explain(self.metrics), cost, *self.notes])
+        lines = [decision, self.policy.explain(self.metrics), cost, *self.notes]
+        if self.personal is not None and self.personal_gain is not None:
+            gain = self.personal_gain
+            lines += [
+                f"fine-tuning values of their own {'on' if gain.kept else 'off'}: "
+                f"{100 * gain.mean:+.2f} +- {100 * gain.standard_error:.2f} points over one "
+                f"setting for all, P(gain) = {gain.probability:.2f} ({gain.emulations} clients)",
+                self.personal.explain(self.metrics),
+            ]
+        return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
         """A form that JSON can hold; `from_dict` reads it."""
@@ -106,6 +120,8 @@ class TuneReport:
             "seconds": self.seconds,
             "tuner": self.tuner,
             "notes": list(self.notes),
+            "personal": None if self.personal is None else self.personal.to_dict(),
+            "personal_gain": None if self.personal_gain is None else asdict(self.personal_gain),
         }
 
     @classmethod
@@ -129,6 +145,7 @@ class TuneReport:
                 float(fields["seconds"]),
                 str(fields["tuner"]),
                 tuple(fields["notes"]),
+                *_personal(fields),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"not a tuning report: {error!r}") from error
@@ -149,3 +166,11 @@ class TuneReport:
         except (OSError, ValueError) as error:
             raise StateError(f"report file {path}: {error}") from error
         return cls.from_dict(fields)
+
+
+def _personal(fields: Mapping[str, Any]) -> tuple[Policy | None, Gain | None]:
+    policy, gain = fields.get("personal"), fields.get("personal_gain")
+    return (
+        None if policy is None else Policy.from_dict(policy),
+        None if gain is None else Gain(**gain),
+    )

@@ -10,17 +10,21 @@ Shapes: R runs, K clients, C classes.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ._metrics import NAMES
+from ._policy import Policy
 from ._space import Scalar
 from ._task import ProxyTask, local_step_count
 
 if TYPE_CHECKING:
     import torch
+
+_SIZE = NAMES.index("log-size")
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,9 @@ class Emulation:
         per_round: clients that train in a round.
         seed: fixes which clients train when and in which order they see their examples,
             the same for every candidate.
+        x_own: examples of each client's own kind that it does not train on; empty where none
+            were asked for.
+        y_own: their labels.
     """
 
     x: "tuple[torch.Tensor, ...]"
@@ -47,6 +54,8 @@ class Emulation:
     initial: "dict[str, torch.Tensor]"
     per_round: int
     seed: int
+    x_own: "tuple[torch.Tensor, ...]" = ()
+    y_own: "tuple[torch.Tensor, ...]" = ()
 
     @property
     def sizes(self) -> np.ndarray:
@@ -78,6 +87,20 @@ class Candidate:
     log_weight_K: np.ndarray
 
 
+def candidate(policy: Policy, emulation: Emulation) -> Candidate:
+    """A policy applied to the virtual clients of an emulation."""
+    columns = policy.coordinates_many(emulation.metrics_KM)
+    clients = len(emulation.y)
+    values = tuple(
+        policy.space.values_at({name: float(column[k]) for name, column in columns.items()})
+        for k in range(clients)
+    )
+    # The size that counts is the real client's, which a virtual client may be too small to hold.
+    log_size = emulation.metrics_KM[:, _SIZE]
+    log_weight = policy.weight_exponent * log_size + policy.log_weight_many(emulation.metrics_KM)
+    return Candidate(values, log_weight)
+
+
 def aggregation_weights(log_weight: np.ndarray) -> np.ndarray:
     """Weights that sum to 1."""
     weight = np.exp(log_weight - log_weight.max())
@@ -100,31 +123,49 @@ def simulate(
         rounds: how long.
         scored: rounds at the end after which models are scored; None scores after every one.
     """
-    import torch
-
     last = rounds if scored is None else scored
     scores = np.zeros((len(runs), last))
     model = task.model_fn()
-    for r, (emulation, candidate) in enumerate(runs):
-        state = {k: v.clone() for k, v in emulation.initial.items()}
-        for t in range(rounds):
-            chosen = emulation.chosen(t)
-            weights = aggregation_weights(candidate.log_weight_K[chosen])
-            total = {k: torch.zeros_like(v, dtype=torch.float64) for k, v in state.items()}
-            for weight, client in zip(weights, chosen.tolist(), strict=True):
-                model.load_state_dict(state)
-                _train_one(task, emulation, model, client, candidate.values[client], t)
-                for key, value in model.state_dict().items():
-                    total[key] += float(weight) * value.to(torch.float64)
-            if all(bool(torch.isfinite(v).all()) for v in total.values()):
-                state = {k: v.to(state[k].dtype) for k, v in total.items()}
+    for r, run in enumerate(runs):
+        for t, state in enumerate(_states(task, model, run, rounds)):
             if t >= rounds - last:
                 model.load_state_dict(state)
-                scores[r, t - rounds + last] = _score(task, model, emulation)
+                emulation = run[0]
+                scores[r, t - rounds + last] = score(task, model, emulation.x_val, emulation.y_val)
     return scores
 
 
-def _train_one(
+def final_state(task: ProxyTask, run: Run, rounds: int) -> "dict[str, torch.Tensor]":
+    """The global model that a run ends in."""
+    state = run[0].initial
+    for state in _states(task, task.model_fn(), run, rounds):  # noqa: B007 - the last is wanted
+        pass
+    return state
+
+
+def _states(
+    task: ProxyTask, model: "torch.nn.Module", run: Run, rounds: int
+) -> "Iterator[dict[str, torch.Tensor]]":
+    """The global model after each round; `model` is written over."""
+    import torch
+
+    emulation, candidate = run
+    state = {k: v.clone() for k, v in emulation.initial.items()}
+    for t in range(rounds):
+        chosen = emulation.chosen(t)
+        weights = aggregation_weights(candidate.log_weight_K[chosen])
+        total = {k: torch.zeros_like(v, dtype=torch.float64) for k, v in state.items()}
+        for weight, client in zip(weights, chosen.tolist(), strict=True):
+            model.load_state_dict(state)
+            train_client(task, emulation, model, client, candidate.values[client], t)
+            for key, value in model.state_dict().items():
+                total[key] += float(weight) * value.to(torch.float64)
+        if all(bool(torch.isfinite(v).all()) for v in total.values()):
+            state = {k: v.to(state[k].dtype) for k, v in total.items()}
+        yield state
+
+
+def train_client(
     task: ProxyTask,
     emulation: Emulation,
     model: "torch.nn.Module",
@@ -132,6 +173,7 @@ def _train_one(
     values: dict[str, Scalar],
     server_round: int,
 ) -> None:
+    """Trains `model` in place as one client does in one round."""
     x, y = emulation.x[client], emulation.y[client]
     filled = task.filled(values)
     if task.train_fn is not None:
@@ -191,12 +233,13 @@ def log_frequency(y: "torch.Tensor", classes: int) -> "torch.Tensor":
     return torch.log(counts / counts.sum())
 
 
-def _score(task: ProxyTask, model: "torch.nn.Module", emulation: Emulation) -> float:
+def score(task: ProxyTask, model: "torch.nn.Module", x: "torch.Tensor", y: "torch.Tensor") -> float:
+    """The task's score of a model on some examples; accuracy by default."""
     import torch
 
     model.eval()
     if task.eval_fn is not None:
-        return float(task.eval_fn(copy.deepcopy(model), emulation.x_val, emulation.y_val))
+        return float(task.eval_fn(copy.deepcopy(model), x, y))
     with torch.no_grad():
-        correct = model(emulation.x_val).argmax(dim=1) == emulation.y_val
+        correct = model(x).argmax(dim=1) == y
     return float(correct.to(torch.float64).mean())

@@ -14,28 +14,27 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from ._checks import check_bool, check_number, check_whole
 from ._clients import ClientTable
+from ._drift import moved
 from ._emulate import Emulator
-from ._errors import ConfigError, FedTuneError, SpaceError, StateError
+from ._errors import ConfigError, SpaceError, StateError
+from ._finder import PolicyFinder, Setting
 from ._generators import DEFAULT_GENERATORS, Generator
 from ._inner import capture, numbers, restore
+from ._options import TuneOptions
 from ._policy import Policy
-from ._prior import prior_policy
 from ._replies import (
     averages_arrays,
     chain,
-    fault,
-    mismatch,
-    odd_ones,
     reweight,
-    take_own,
     weight_key,
     weights_matter,
 )  # fmt: skip
+from ._screen import Screen
 from ._space import SearchSpace
 from ._state import Saved, StateFolder
 from ._survey import Survey
 from ._task import ProxyTask
-from ._tune import Progress, TuneOptions, tune
+from ._tune import Progress
 from ._wire import config_key, with_config
 
 if TYPE_CHECKING:
@@ -70,12 +69,18 @@ class FedTune(Strategy):
         tuner: a name in `fedtune_flwr.tuners.available()`.
         mode: "policy" steers values by metrics; "groups" clusters the clients by their metrics
             and gives each group its own values.
+        objective: "personal" also tunes values for fine-tuning the finished model on each client.
+            They go out with the evaluate messages, under the same keys.
+        background: tune in a thread while rounds go on. Until it is done the first rounds follow
+            untested rules, so results depend on how long tuning takes; it also shares torch's
+            global random generator with the server app.
         budget: evaluations to spend on tuning.
         state_dir: folder that keeps policy, trials, clients, model and the inner strategy's
             state after every round. `start` on a folder that holds some goes on after its last
             round, without tuning again and without asking known clients again.
         seed: fixes tuning. The wrapper draws nothing from Python's or NumPy's global generators.
         policy: a ready policy, as `fedtune tune` writes; nothing is tuned then.
+        personal: a ready policy for fine-tuning.
         customize: False tunes one setting for all clients.
         weight: whether aggregation weights may be tuned; None decides by the inner strategy.
             Refused under differential-privacy wrappers.
@@ -88,7 +93,7 @@ class FedTune(Strategy):
     Attributes:
         strategy: the inner strategy.
         policy: the policy in use; None before the first round.
-        report: what tuning did; None if nothing was tuned.
+        personal: the policy for fine-tuning; None without one.
         clients: a row a node: metrics, values, failures.
 
     Raises:
@@ -106,11 +111,14 @@ class FedTune(Strategy):
         proxy: ProxyTask | None = None,
         *,
         tuner: str = "bayes",
+        objective: str = "global",
         mode: str = "policy",
+        background: bool = False,
         budget: int = 48,
         state_dir: str | Path | None = None,
         seed: int = 0,
         policy: Policy | None = None,
+        personal: Policy | None = None,
         customize: bool = True,
         weight: bool | None = None,
         generators: Sequence[Generator] = DEFAULT_GENERATORS,
@@ -129,12 +137,14 @@ class FedTune(Strategy):
             ("space", space, SearchSpace),
             ("proxy", proxy, ProxyTask),
             ("policy", policy, Policy),
+            ("personal", personal, Policy),
             ("options", options, TuneOptions),
         ):
             if value is not None and not isinstance(value, kind):
                 raise ConfigError(f"{name}={value!r} must be a {kind.__name__} or None")
         check_whole("seed", seed, 0)
         check_number("profile_timeout_s", profile_timeout_s)
+        check_bool("background", background)
         if weight is not None:
             check_bool("weight", weight)
         if policy is not None and space is not None and policy.space != space:
@@ -150,9 +160,8 @@ class FedTune(Strategy):
         self.tuner = tuner
         self.seed = seed
         self.policy = policy
-        self.report: TuneReport | None = None
+        self.personal = personal
         self.clients = ClientTable()
-        self.quarantined = 0
         self.weight = self._check_weight(weight)
         self.options = replace(
             options or TuneOptions(),
@@ -160,10 +169,8 @@ class FedTune(Strategy):
             customize=customize,
             weight=self.weight,
             mode=mode,
+            objective=objective,
         )
-        self.progress = progress
-        # Set while the policy was found without metrics, to be replaced when some arrive.
-        self._provisional = False
         self._weight_key = weight_key(strategy)
         self._num_rounds = _MOST_ROUNDS
         self._surveyed = False
@@ -176,11 +183,38 @@ class FedTune(Strategy):
         self._last_arrays: ArrayRecord | None = None
         self._offset = 0
         self._inner_numbers = numbers(chain(strategy))
-        self._folder = self._open(state_dir)
         self._survey = Survey(self.clients, self._arrays_key, profile_timeout_s)
-        if proxy is not None and self.space is not None and policy is None:
-            proxy.check_space(self.space)
-            self._emulator = Emulator(proxy, generators=generators, seed=seed)
+        self._screen = Screen(self.clients, self._survey, self._weight_key)
+        self._finder: PolicyFinder | None = None
+        if self.space is not None:
+            if proxy is not None and policy is None:
+                proxy.check_space(self.space)
+                self._emulator = Emulator(proxy, generators=generators, seed=seed)
+            self._finder = PolicyFinder(
+                self.space, self._emulator, tuner=tuner, options=self.options, seed=seed,
+                progress=progress, background=background,
+            )  # fmt: skip
+        self._folder = self._open(state_dir)
+
+    @property
+    def report(self) -> "TuneReport | None":
+        """What tuning did; None if nothing was tuned."""
+        return None if self._finder is None else self._finder.report
+
+    @property
+    def quarantined(self) -> int:
+        """Replies that were set aside."""
+        return self._screen.quarantined
+
+    def reprofile(self, node_ids: Iterable[int] | None = None) -> None:
+        """Has clients asked for their metrics anew, the next time each is sampled.
+
+        Args:
+            node_ids: which; None for all. Clients whose number of examples has halved or doubled
+                are asked anew by themselves.
+        """
+        for node_id in list(self.clients) if node_ids is None else node_ids:
+            self.clients.row(node_id).stale = True
 
     def _open(self, state_dir: str | Path | None) -> StateFolder | None:
         if state_dir is None:
@@ -215,8 +249,10 @@ class FedTune(Strategy):
                 raise StateError(f"the sampling state is damaged: {error!r}") from error
         self._offset = saved.server_round
         self.policy = self.policy or saved.policy
-        self._provisional = saved.provisional
-        self.report = saved.report
+        if self._finder is not None:
+            self._finder.provisional, self._finder.report = saved.provisional, saved.report
+        if self.personal is None and saved.report is not None:
+            self.personal = saved.report.personal
         self.clients.update({row.node_id: row for row in saved.rows})
         self._assigned_by = self.policy if self.policy == saved.policy else None
         self._surveyed = bool(saved.rows)
@@ -230,7 +266,7 @@ class FedTune(Strategy):
         state = Saved(
             server_round,
             self.policy,
-            self._provisional,
+            self._finder is not None and self._finder.provisional,
             self.report,
             list(self.clients.values()),
             self._last_arrays,
@@ -286,7 +322,13 @@ class FedTune(Strategy):
                 return given(server_round + done, model)
 
         left = max(0, num_rounds - done)
-        result = super().start(grid, arrays, left, timeout, train_config, evaluate_config, evaluate)
+        try:
+            result = super().start(
+                grid, arrays, left, timeout, train_config, evaluate_config, evaluate
+            )
+        finally:
+            if self._finder is not None:
+                self._finder.close()
         if not left:
             result.arrays = arrays
         for kind in (
@@ -309,7 +351,7 @@ class FedTune(Strategy):
             return messages
         node_ids = [message.metadata.dst_node_id for message in messages]
         self._profile(grid, node_ids, arrays, server_round)
-        policy = self._ensure_policy(config, len(node_ids), len(list(grid.get_node_ids())))
+        policy = self._find_policy(config, len(node_ids), len(list(grid.get_node_ids())))
         self._assign(policy, node_ids)
         for message in messages:
             row = self.clients[message.metadata.dst_node_id]
@@ -326,63 +368,39 @@ class FedTune(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The inner strategy's aggregate of the replies that are sound."""
         server_round += self._offset
-        kept: list[Message] = []
-        quarantined = self.quarantined
-        for reply in replies:
-            node_id = reply.metadata.src_node_id
-            if reply.has_error():
-                log.warning("round %d: node %d failed: %s", server_round, node_id, reply.error)
-                kept.append(reply)
-                continue
-            self._read_own(reply)
-            problem = fault(reply.content, self._weight_key)
-            if problem is not None:
-                self._set_aside(server_round, node_id, problem)
-                continue
-            kept.append(reply)
-        if averages_arrays(self.strategy):
-            kept = self._without_odd_ones(server_round, kept)
+        kept = self._screen.trained(
+            server_round, replies, self._last_arrays, averages=averages_arrays(self.strategy)
+        )
         if self.weight and self.policy is not None:
             self._reweight(kept, self.policy)
-        if all(reply.has_error() for reply in kept):
-            log.error(
-                "round %d: no client returned a usable reply (%d failed, %d set aside); "
-                "the model stays as it was",
-                server_round, len(kept), self.quarantined - quarantined,
-            )  # fmt: skip
         arrays, metrics = self.strategy.aggregate_train(server_round, kept)
         if arrays is not None:
             self._last_arrays = arrays
         return arrays, metrics
 
-    def _without_odd_ones(self, server_round: int, replies: list[Message]) -> list[Message]:
-        """Replies, errors included, less those that cannot be averaged with the others."""
-        sound = [reply for reply in replies if not reply.has_error()]
-        problems = odd_ones([r.content for r in sound], self._weight_key, self._last_arrays)
-        odd = {id(r): p for r, p in zip(sound, problems, strict=True) if p is not None}
-        for reply in sound:
-            if id(reply) in odd:
-                self._set_aside(server_round, reply.metadata.src_node_id, odd[id(reply)])
-        return [reply for reply in replies if id(reply) not in odd]
-
-    def _set_aside(self, server_round: int, node_id: int, problem: str) -> None:
-        self.quarantined += 1
-        self.clients.row(node_id).quarantined += 1
-        log.warning("round %d: reply of node %d set aside: %s", server_round, node_id, problem)
-
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The inner strategy's messages."""
+        """The inner strategy's messages; with a personal policy, each with its node's values."""
         server_round += self._offset
-        return self.strategy.configure_evaluate(server_round, arrays, config, grid)
+        messages = self.strategy.configure_evaluate(server_round, arrays, config, grid)
+        if self.personal is None:
+            return messages
+        messages = list(messages)
+        for message in messages:
+            row = self.clients.row(message.metadata.dst_node_id)
+            key = config_key(message.content, self._config_key) or self._config_key
+            values = self.personal.assign(row.metrics).values
+            message.content = with_config(message.content, key, values)
+        return messages
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """The inner strategy's aggregate; the round is finished then, and its state kept."""
+        """The inner strategy's aggregate of sound replies; then the round's state is kept."""
         server_round += self._offset
-        metrics = self.strategy.aggregate_evaluate(server_round, replies)
+        kept = self._screen.evaluated(server_round, replies)
+        metrics = self.strategy.aggregate_evaluate(server_round, kept)
         self._save(server_round)
         return metrics
 
@@ -404,7 +422,13 @@ class FedTune(Strategy):
             rng = np.random.default_rng((self.seed, 31))
             wanted += [others[i] for i in rng.permutation(len(others))[:_MOST_PROFILED]]
         due = self._survey.due(wanted, server_round)
+        again = [n for n in due if self.clients.row(n).metrics is not None]
         self._survey.ask(grid, due, self._reference_arrays(arrays), server_round)
+        if again and self.report is not None and self._finder is not None:
+            changed = moved(self.report.metrics, self.clients.reported())
+            if changed:
+                log.info("clients have changed in %s; tuning anew", ", ".join(changed))
+                self._finder.changed = True
 
     def _reference_arrays(self, arrays: ArrayRecord) -> ArrayRecord:
         if self._emulator is None:
@@ -413,49 +437,23 @@ class FedTune(Strategy):
             self._reference = ArrayRecord(self._emulator.reference_model().state_dict())
         return self._reference
 
-    def _ensure_policy(self, config: ConfigRecord, sampled: int, connected: int) -> Policy:
+    def _find_policy(self, config: ConfigRecord, sampled: int, connected: int) -> Policy:
+        assert self._finder is not None
         reported = self.clients.reported()
-        if self.policy is None or (self._provisional and len(reported) >= 2):
-            self.policy = self._find_policy(config, reported, sampled, connected)
-        assert self.policy is not None
-        return self.policy
-
-    def _find_policy(
-        self,
-        config: ConfigRecord,
-        reported: list[dict[str, float]],
-        sampled: int,
-        connected: int,
-    ) -> Policy:
-        assert self.space is not None
-        self._provisional = len(reported) < 2
-        unanswered = self._warn_unanswered(len(reported)) if self._provisional else None
-        if self._emulator is None:
-            log.warning("no proxy data: hyperparameters follow fixed rules that nothing has tested")
-            return prior_policy(self.space, reported, config, weight=self.weight)
         rounds = self.proxy.rounds if self.proxy is not None and self.proxy.rounds else None
-        options = replace(
-            self.options,
-            rounds=rounds or min(self._num_rounds, _MOST_ROUNDS),
-            fraction=min(1.0, sampled / max(1, connected)),
+        setting = Setting(
+            reported,
+            config,
+            rounds or min(self._num_rounds, _MOST_ROUNDS),
+            min(1.0, sampled / max(1, connected)),
+            sampled,
+            lambda: self._warn_unanswered(len(reported)),
         )
-        if len(reported) < 2:
-            # Nobody reported: clients are taken to be alike, and one setting is tuned for all.
-            options = replace(options, customize=False)
-            reported = [{}] * max(2, min(sampled, 10))
-        try:
-            self.report = tune(
-                self.space, self._emulator, reported, tuner=self.tuner, options=options,
-                seed=self.seed, progress=self.progress,
-            )  # fmt: skip
-        except FedTuneError as error:
-            log.error("tuning failed, training goes on: %s", error)
-            return self.policy or prior_policy(self.space, [], config, weight=self.weight)
-        if unanswered is not None:
-            asked_for = self.report.notes if not self.options.customize else ()
-            self.report = replace(self.report, notes=(unanswered, *asked_for))
-        log.info("%s", self.report.summary())
-        return self.report.policy
+        before = self._finder.report
+        self.policy = self._finder.policy(self.policy, setting)
+        if self._finder.report is not before and self._finder.report is not None:
+            self.personal = self._finder.report.personal or self.personal
+        return self.policy
 
     def _warn_unanswered(self, answered: int) -> str:
         """Says, for the log and for the report, that tuning lacks what it is made for."""
@@ -472,18 +470,6 @@ class FedTune(Strategy):
             self.clients.assign(policy, list(self.clients))
         # Nodes that reported since, or are new.
         self.clients.assign(policy, [n for n in node_ids if not self.clients.row(n).values])
-
-    def _read_own(self, reply: Message) -> None:
-        metrics, applied = take_own(reply.content)
-        row = self.clients.row(reply.metadata.src_node_id)
-        if metrics is not None:
-            self._survey.accept(row, metrics)
-            row.values = {} if self._assigned_by is not None else row.values
-        if applied is not None and row.values:
-            problem = mismatch(row.values, dict(applied.items()))
-            if problem is not None:
-                row.mismatches += 1
-                log.warning("node %d did not apply what it was sent: %s", row.node_id, problem)
 
     def _reweight(self, replies: Sequence[Message], policy: Policy) -> None:
         if policy.weight_exponent == 1.0 and not policy.customizes:

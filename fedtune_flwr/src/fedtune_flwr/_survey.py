@@ -7,6 +7,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from ._clients import ClientRow, ClientTable
+from ._drift import grown_or_shrunk
 from ._metrics import received
 from ._wire import METRICS_RECORD, PROFILE_KEY, QUERY, REFERENCE_KEY, SCHEMA, pack_arrays
 
@@ -38,12 +39,14 @@ class Survey:
         self._packed: tuple[int, bytes] | None = None
 
     def due(self, node_ids: Iterable[int], server_round: int) -> list[int]:
-        """Nodes that should be asked now: never asked, or failed and waited long enough."""
+        """Nodes to ask now: never asked, changed since, or failed and waited long enough."""
         rows = [self.table.row(node_id) for node_id in node_ids]
         return [
             row.node_id
             for row in rows
-            if row.metrics is None and not row.by_mod and server_round >= row.retry_round
+            if (row.metrics is None or row.stale)
+            and not row.by_mod
+            and server_round >= row.retry_round
         ]
 
     def ask(
@@ -87,10 +90,23 @@ class Survey:
     def accept(self, row: ClientRow, record: ConfigRecord) -> None:
         """Files metrics, counting and logging what is unusable in them."""
         report = received(dict(record.items()))
-        row.metrics, row.by_mod = report.values, False
+        row.metrics, row.by_mod, row.stale = report.values, False, False
+        # Assigned anew from these metrics, and compared with the examples of the next reply.
+        row.values, row.examples = {}, None
         if report.problems:
             self.problems += len(report.problems)
             log.info("node %d: %s", row.node_id, "; ".join(report.problems))
+
+    def notice(self, row: ClientRow, examples: float | None) -> None:
+        """Takes note of the examples in a train reply: a client that changed is asked anew."""
+        if examples is None:
+            return
+        if row.examples is not None and grown_or_shrunk(row.examples, examples):
+            log.info("node %d: %g examples, %g before", row.node_id, examples, row.examples)
+            row.stale = row.metrics is not None
+            row.examples = examples
+        elif row.examples is None:
+            row.examples = examples
 
     def request_by_mod(self, reference: ArrayRecord) -> dict[str, bool | bytes]:
         """What to add to the train config of a client that is asked through its mod."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ._checks import check_whole
 from ._errors import ProxyError
 from ._space import Scalar, SearchSpace
 
@@ -66,12 +67,22 @@ class ProxyTask:
     def __post_init__(self) -> None:
         if not callable(self.model_fn):
             raise ProxyError(f"model_fn={self.model_fn!r} must be a function that returns a model")
-        if self.rounds is not None and self.rounds < 1:
-            raise ProxyError(f"rounds={self.rounds!r} must be at least 1, or None")
+        for name in ("train_fn", "eval_fn"):
+            if getattr(self, name) is not None and not callable(getattr(self, name)):
+                raise ProxyError(f"{name}={getattr(self, name)!r} must be a function or None")
+        for name in ("rounds", "classes"):
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name), 1, ProxyError, ", or None")
         x, y = self._tensors()
         object.__setattr__(self, "data", (x, y))
         classes = int(y.max()) + 1 if self.classes is None else self.classes
         object.__setattr__(self, "classes", classes)
+        if classes > len(y):
+            # Counting would ask for as much memory as the largest label says.
+            raise ProxyError(
+                f"{len(y)} examples cannot have an example of each of {classes} classes; number "
+                "the classes from 0 without gaps, or add examples"
+            )
         counts = np.bincount(y.numpy(), minlength=classes)
         absent = np.flatnonzero(counts == 0).tolist()
         if absent:
@@ -94,7 +105,13 @@ class ProxyTask:
             raise ProxyError(
                 f"data={type(self.data).__name__} must be a pair (x, y) of tensors or arrays"
             )
-        x, y = (torch.as_tensor(part).detach().cpu().contiguous() for part in self.data)
+        try:
+            x, y = (torch.as_tensor(part).detach().cpu().contiguous() for part in self.data)
+        except (TypeError, ValueError, RuntimeError) as error:
+            kinds = " and ".join(type(part).__name__ for part in self.data)
+            raise ProxyError(
+                f"data holds {kinds}; expected tensors or arrays of numbers ({error})"
+            ) from error
         if x.ndim < 2 or y.ndim != 1 or len(x) != len(y):
             raise ProxyError(
                 f"data has x of shape {tuple(x.shape)} and y of shape {tuple(y.shape)}; "
@@ -107,9 +124,13 @@ class ProxyTask:
         if self.classes is not None and int(y.max()) >= self.classes:
             raise ProxyError(f"label {int(y.max())} is not below classes={self.classes}")
         if x.is_floating_point():
-            if not bool(torch.isfinite(x).all()):
-                raise ProxyError("data holds NaN or infinite inputs; remove those examples")
+            # Looked at as they will be used: a large double is infinite in single precision.
             x = x.to(torch.float32)
+            if not bool(torch.isfinite(x).all()):
+                raise ProxyError(
+                    "data holds inputs that are NaN, infinite, or too large for float32; remove "
+                    "or scale those examples"
+                )
         return x, y.to(torch.int64)
 
     @property

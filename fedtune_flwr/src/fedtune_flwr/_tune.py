@@ -20,16 +20,19 @@ import numpy as np
 
 from . import tuners
 from ._batched import can_batch, simulate_batched
-from ._checks import check_bool, check_number, check_whole
+from ._checks import check_whole
 from ._cluster import centroids
 from ._cube import PolicyCube
 from ._emulate import Emulator
-from ._errors import ConfigError, TunerError
-from ._metrics import NAMES, Scaler, as_matrix
+from ._errors import TunerError
+from ._metrics import Scaler, as_matrix
+from ._options import TuneOptions
+from ._personal import with_personal
 from ._policy import Policy
 from ._report import Gain, Trial, TuneReport
-from ._simulate import Candidate, Emulation, simulate
+from ._simulate import Emulation, candidate, simulate
 from ._space import SearchSpace
+from ._statistics import judge
 from ._threads import intra_op_threads
 from .tuners._bayes import BayesTuner
 
@@ -37,63 +40,11 @@ log = logging.getLogger(__name__)
 
 Progress = Callable[[str], None]
 
-_SIZE = NAMES.index("log-size")
 # Settings asked for at once, at least: they train together, which is most of the speed.
 _BATCH = 4
 _SHORT = 1 / 3
 # How far around a setting must be good too, as a share of each range (half a nat of a wide lr).
 _NEIGHBOURHOOD = 0.08
-
-
-@dataclass(frozen=True)
-class TuneOptions:
-    """How much to spend, and how sure to be.
-
-    Attributes:
-        budget: evaluations; one is a full-length run of one setting on the tuning emulations.
-        emulations: federations that settings are tuned on.
-        confirmations: fresh federations that the decision is made on, at least.
-        min_gain: customization must gain more than this (0.003 of accuracy is 0.3 points).
-        confidence: with at least this probability.
-        rounds: rounds of a full-length emulation.
-        fraction: share of the clients that train in a round.
-        customize: False searches global settings only.
-        weight: whether aggregation weights may be changed.
-        mode: "policy" steers values by metrics; "groups" clusters the clients by their metrics
-            and gives each group its own values.
-        threads: torch threads while tuning; more than 1 pays for large models only.
-
-    Raises:
-        ConfigError: a value is of another type or outside its range.
-    """
-
-    budget: int = 48
-    emulations: int = 2
-    confirmations: int = 4
-    min_gain: float = 0.003
-    confidence: float = 0.9
-    rounds: int = 20
-    fraction: float = 1.0
-    customize: bool = True
-    weight: bool = True
-    mode: str = "policy"
-    threads: int = 1
-
-    def __post_init__(self) -> None:
-        check_whole("budget", self.budget, 12, advice=" evaluations")
-        for name in ("emulations", "rounds", "threads"):
-            check_whole(name, getattr(self, name), 1)
-        check_whole("confirmations", self.confirmations, 2)
-        for name in ("min_gain", "confidence", "fraction"):
-            check_number(name, getattr(self, name))
-        for name in ("customize", "weight"):
-            check_bool(name, getattr(self, name))
-        if self.mode not in ("policy", "groups"):
-            raise ConfigError(f"mode={self.mode!r} is unknown; allowed: 'policy', 'groups'")
-        if not 0 < self.fraction <= 1:
-            raise ConfigError(f"fraction={self.fraction!r} must be in (0, 1]")
-        if not 0 <= self.confidence < 1:
-            raise ConfigError(f"confidence={self.confidence!r} must be in [0, 1)")
 
 
 def tune(
@@ -133,7 +84,10 @@ def tune(
             proposer = factory(search.cube.dimensions, seed)
         except Exception as error:
             raise TunerError(f"tuner {tuner!r} could not be made: {error!r}") from error
-        return search.run(proposer, tuner)
+        report = search.run(proposer, tuner)
+        if options.objective == "personal":
+            return with_personal(report, emulator, options, progress or log.info)
+        return report
 
 
 @dataclass
@@ -282,12 +236,8 @@ class _Search:
         pair = [max(plain, key=lambda f: f.mean), max(own, key=lambda f: f.mean)]
         self._score_finalists(pair, range(first, first + more))
         difference_E = np.asarray(pair[1].scores) - np.asarray(pair[0].scores)
-        mean = float(difference_E.mean())
-        error = float(difference_E.std(ddof=1) / math.sqrt(len(difference_E)))
-        least = self.options.min_gain
-        probability = student_above(mean - least, error, len(difference_E) - 1)
-        kept = mean > least and probability >= self.options.confidence
-        return pair[kept].policy, Gain(mean, error, probability, len(difference_E), kept)
+        gain = judge(difference_E, self.options.min_gain, self.options.confidence)
+        return pair[gain.kept].policy, gain
 
     def _score_finalists(self, finalists: list[Finalist], numbers: range) -> None:
         if not numbers:
@@ -403,32 +353,3 @@ class _Search:
         finite = scores[np.isfinite(scores)]
         worst = float(finite.min()) if len(finite) else 0.0
         return np.asarray(np.nan_to_num(scores, nan=worst, posinf=worst, neginf=worst))
-
-
-def candidate(policy: Policy, emulation: Emulation) -> Candidate:
-    """A policy applied to the virtual clients of an emulation."""
-    columns = policy.coordinates_many(emulation.metrics_KM)
-    clients = len(emulation.y)
-    values = tuple(
-        policy.space.values_at({name: float(column[k]) for name, column in columns.items()})
-        for k in range(clients)
-    )
-    # The size that counts is the real client's, which a virtual client may be too small to hold.
-    log_size = emulation.metrics_KM[:, _SIZE]
-    log_weight = policy.weight_exponent * log_size + policy.log_weight_many(emulation.metrics_KM)
-    return Candidate(values, log_weight)
-
-
-def student_above(mean: float, error: float, freedom: int) -> float:
-    """The probability that a mean is above 0, by Student's t with `freedom` degrees."""
-    if error <= 0:
-        return 1.0 if mean > 0 else 0.0
-    t = mean / error
-    # Simpson's rule on the density: no need for a statistics library for one number.
-    x = np.linspace(0.0, abs(t), 2001)
-    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2))
-    density = scale / math.sqrt(freedom * math.pi) * (1 + x**2 / freedom) ** (-(freedom + 1) / 2)
-    weights = np.ones_like(x)
-    weights[1:-1:2], weights[2:-1:2] = 4.0, 2.0
-    area = float((weights * density).sum() * (x[1] - x[0]) / 3)
-    return min(1.0, max(0.0, 0.5 + math.copysign(area, t)))
