@@ -2,6 +2,7 @@
 
 import datetime as dt
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -10,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kingpin_ray import UnsupportedColumnError
-from kingpin_ray._blocks import buckets, group_order, offsets_of, ranges
+from kingpin_ray import UnsupportedColumnError, _blocks
+from kingpin_ray._blocks import buckets, group_counts, group_order, offsets_of, ranges
 from kingpin_ray._keys import encode, rebuild
 
 TYPES: dict[str, list[Any]] = {
@@ -92,11 +93,17 @@ def test_seeds_depend_on_the_key_alone() -> None:
     assert (few.seeds(1) != few.seeds(2)).all()
 
 
-@given(st.lists(st.integers(0, 5), max_size=60), st.booleans())
-def test_group_order_is_a_stable_sort(ids: list[int], wide: bool) -> None:
-    group = np.array(ids, np.int64) * (50_000 if wide else 1)
-    got = group_order(group, 300_000 if wide else 6)
-    assert got.tolist() == np.argsort(group, kind="stable").tolist()
+@given(st.lists(st.integers(-1, 5), max_size=60), st.booleans(), st.sampled_from([7, 1 << 17]))
+def test_group_order_is_a_stable_sort(ids: list[int], wide: bool, piece: int) -> None:
+    group = np.array(ids, np.int32)
+    group[group > 0] *= 50_000 if wide else 1
+    groups = 250_001 if wide else 6
+    with mock.patch.object(_blocks, "_PIECE", piece):
+        got = group_order(group, groups)
+        counts = group_counts(group, groups)
+    kept = np.flatnonzero(group >= 0)
+    assert got.tolist() == kept[np.argsort(group[kept], kind="stable")].tolist()
+    assert counts.tolist() == np.bincount(group[kept], minlength=groups).tolist()
 
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=80), st.integers(64, 1 << 14))

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+# Rows that are sorted at a time.
+_PIECE = 1 << 17
+
+
 @dataclass(frozen=True)
 class Block:
     """Whole groups, each one's rows next to each other.
@@ -100,17 +104,42 @@ def ranges(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.i
     return np.arange(len(shift)) + shift
 
 
-def group_order(ids: NDArray[np.int64], n_groups: int) -> NDArray[np.int64]:
+def group_counts(ids: NDArray[np.integer], n_groups: int) -> NDArray[np.int64]:
+    """Returns (n_groups,) how often each number occurs; negative ones are left out."""
+    counts = np.zeros(n_groups, np.int64)
+    for begin in range(0, len(ids), max(_PIECE, n_groups)):
+        piece = ids[begin : begin + max(_PIECE, n_groups)]
+        counts += np.bincount(piece[piece >= 0], minlength=n_groups)
+    return counts
+
+
+def group_order(ids: NDArray[np.integer], n_groups: int) -> NDArray[np.signedinteger]:
     """Returns the row numbers sorted by group, rows of a group in their first order.
 
-    Sorting costs more than training a linear model, so this counts instead of comparing: numpy's
-    stable sort of 16-bit numbers is a radix sort, and two passes of it sort 32 bits.
+    Rows with a negative number are left out. Sorting costs more than training a linear model, so
+    this counts instead of comparing: numpy's stable sort of 16-bit numbers is a radix sort, and two
+    passes of it sort 32 bits. A piece at a time goes to its places: what is held beside the result
+    is small.
     """
-    low = np.argsort((ids & 0xFFFF).astype(np.uint16), kind="stable")
-    if n_groups <= 1 << 16:
-        return low
-    high = (ids[low] >> 16).astype(np.uint16)
-    return low[np.argsort(high, kind="stable")]
+    start = offsets_of(group_counts(ids, n_groups))
+    kind = np.int32 if len(ids) <= np.iinfo(np.int32).max else np.int64
+    order = np.empty(start[-1], kind)
+    free = start[:-1].copy()
+    size = max(_PIECE, n_groups)
+    for begin in range(0, len(ids), size):
+        piece = ids[begin : begin + size]
+        rows = np.arange(len(piece)) if (piece >= 0).all() else np.flatnonzero(piece >= 0)
+        piece = piece[rows]
+        by = np.argsort((piece & 0xFFFF).astype(np.uint16), kind="stable")
+        if n_groups > 1 << 16:
+            high = (piece[by] >> 16).astype(np.uint16)
+            by = by[np.argsort(high, kind="stable")]
+        counts = np.bincount(piece, minlength=n_groups)
+        shift = np.repeat(free - offsets_of(counts)[:-1], counts)
+        shift += np.arange(len(shift))
+        order[shift] = rows[by] + begin
+        free += counts
+    return order
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 # A group costs about this many rows on top of its own.
 _ROWS_PER_GROUP = 50
 _CHUNKS = 32
-_CHUNK_ROWS = (20_000, 250_000)
+_CHUNK_ROWS = (20_000, 100_000)
 _START_TIMEOUT_S = 120.0
 _FAILED_STARTS = 10
 _CALLS_PER_ACTOR = 2

@@ -22,6 +22,7 @@ from kingpin_ray._fallback import add_fallback
 from kingpin_ray._frame import Columns, Frame, held_truth, layout
 from kingpin_ray._inputs import key_columns, one_column
 from kingpin_ray._keys import encode
+from kingpin_ray._memory import give_back
 from kingpin_ray._parameters import as_model, task_of
 from kingpin_ray._prepare import open_data, prepare
 from kingpin_ray._progress import Progress
@@ -271,22 +272,12 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
         if not isinstance(frame, Frame):
             self.bytes_read_ = frame.bytes_read
         began = time.perf_counter()
-        chunks = remaining(make_chunks(frame.counts), outcomes)
-        done = run_chunks(assignment, run, chunks, self.num_actors)
-        outcomes = list(outcomes)
-        waiting: list[Outcome] = []
-        written = time.monotonic()
-        with Progress(len(frame.keys), bool(self.progress)) as bar:
-            for chunk, outcome in done:
-                outcomes.append(outcome)
-                waiting.append(outcome)
-                bad = len(chunk.groups) - len(outcome.groups)
-                bar.add(len(chunk.groups), int(frame.counts[chunk.groups].sum()), bad)
-                if store is not None and time.monotonic() - written >= SEGMENT_EVERY_S:
-                    store.append(waiting)
-                    waiting, written = [], time.monotonic()
+        outcomes = [*outcomes, *self._outcomes(run, outcomes, store, assignment)]
         naming = Naming(run.layout.features, frame.classes)
+        give_back()
         results, served = assemble(outcomes, frame.keys, task, naming)
+        outcomes.clear()
+        give_back()
         if self.on_bad == "raise" or not (run.layout.by or run.groups_apart):
             raise_bad(results, frame)
         if self.on_bad == "skip":
@@ -303,6 +294,27 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
         if store is not None:
             store.finish(self._about, served, self.results_)
         return self
+
+    def _outcomes(
+        self, run: Run, before: list[Outcome], store: Store | None, assignment: Assignment
+    ) -> list[Outcome]:
+        """Returns what became of the groups that `before` lacks, written to the store as it comes.
+
+        What came after the last segment is not in the store yet.
+        """
+        counts = run.frame.counts
+        chunks = remaining(make_chunks(counts), before)
+        found: list[Outcome] = []
+        written, last = 0, time.monotonic()
+        with Progress(len(counts), bool(self.progress)) as bar:
+            for chunk, outcome in run_chunks(assignment, run, chunks, self.num_actors):
+                found.append(outcome)
+                bad = len(chunk.groups) - len(outcome.groups)
+                bar.add(len(chunk.groups), int(counts[chunk.groups].sum()), bad)
+                if store is not None and time.monotonic() - last >= SEGMENT_EVERY_S:
+                    store.append(found[written:])
+                    written, last = len(found), time.monotonic()
+        return found
 
     def _raw(self, X: Any, groups: Any) -> tuple[NDArray[np.float64], Columns, list[pa.Array]]:
         """Returns values or probabilities, the data, and the key columns."""
@@ -408,7 +420,7 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
         classes = self._served.naming.classes
         known, score_of = scorer(self.scoring, classes is not None)
         truth, kept = held_truth(column, name, classes, known)
-        owner = np.zeros(len(raw), np.int64)
+        owner: NDArray[np.integer] = np.zeros(len(raw), np.int64)
         if average == "groups":
             owner, _ = encode(keys, [str(j) for j in range(len(keys))])
         order = np.flatnonzero(kept)[np.argsort(owner[kept], kind="stable")]

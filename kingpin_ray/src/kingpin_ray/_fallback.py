@@ -100,14 +100,17 @@ def _add_global(served: Served, frame: Frame | Parts, task: Task, config: int) -
 def _drawn(frame: Frame | Parts, task: Task) -> Block | None:
     """Returns rows of all groups as one; None where none can be used."""
     usable = int(frame.counts.sum())
-    positions = np.arange(usable)
+    positions = np.arange(min(usable, GLOBAL_ROWS))
     if usable > GLOBAL_ROWS:
+        # One of each stretch of the data, which holds nothing as long as the data.
         rng = np.random.default_rng(int(frame.seeds[0] >> np.uint64(33)))
-        positions = np.sort(rng.choice(usable, GLOBAL_ROWS, replace=False))
+        edges = np.linspace(0, usable, GLOBAL_ROWS + 1).astype(np.int64)
+        positions = rng.integers(edges[:-1], edges[1:])
     X, y = frame.sample_rows(positions)
     if not task.model.accepts_missing:
         finite = np.isfinite(X).all(axis=1)
-        X, y = X[finite], y[finite]
+        if not finite.all():
+            X, y = X[finite], y[finite]
     if not len(y):
         return None
     return Block(

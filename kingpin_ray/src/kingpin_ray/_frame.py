@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kingpin_ray._blocks import Block, group_order, offsets_of, ranges
+from kingpin_ray._blocks import Block, group_counts, group_order, offsets_of, ranges
 from kingpin_ray._errors import (
     EmptyDataError,
     InputError,
@@ -20,7 +20,7 @@ from kingpin_ray._errors import (
 )
 from kingpin_ray._hashes import row_hashes
 from kingpin_ray._inputs import arrow_of
-from kingpin_ray._keys import KeyTable, encode, plain_column
+from kingpin_ray._keys import KeyTable, encode, one_chunk, plain_column
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -62,8 +62,13 @@ class Columns:
         return numeric_column(self.get(name), name)
 
 
-def columns_of(data: Any) -> Columns:
-    """Returns a view of a pandas frame, an Arrow table or a two-dimensional array.
+def columns_of(data: Any, *, once: bool = False) -> Columns:
+    """Returns a view of a pandas frame or an Arrow table.
+
+    Args:
+        data: the frame or table.
+        once: each column will be asked for once: those of a table that nobody else holds are let go
+            one by one, so that columns that must be copied are not held twice.
 
     Raises:
         InputError: `data` is none of these, or has two columns of one name.
@@ -72,6 +77,9 @@ def columns_of(data: Any) -> Columns:
     if isinstance(data, (pa.Table, pa.RecordBatch)):
         table = data if isinstance(data, pa.Table) else pa.Table.from_batches([data])
         _no_twins(table.column_names)
+        if once:
+            left = dict(zip(table.column_names, table.columns, strict=True))
+            return Columns(tuple(left), table.num_rows, left.pop)
         return Columns(tuple(table.column_names), table.num_rows, table.column)
     if hasattr(data, "iloc") and hasattr(data, "columns"):
         _no_twins(list(data.columns))
@@ -178,7 +186,7 @@ def numeric_column(column: Any, name: Any) -> NDArray[np.generic]:
     Raises:
         UnsupportedColumnError: the column is not numeric.
     """
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    array = one_chunk(column)
     kind = array.type
     numeric = (
         pa.types.is_floating(kind)
@@ -204,15 +212,16 @@ def numeric_column(column: Any, name: Any) -> NDArray[np.generic]:
 
 
 def target_values(column: Any, name: Any) -> NDArray[np.float64]:
-    """Returns a regression target; NaN where it is missing or infinite."""
+    """Returns a regression target, NaN where it is missing or infinite; a view where it can be."""
     try:
-        values = numeric_column(column, name).astype(np.float64)
+        values = numeric_column(column, name).astype(np.float64, copy=False)
     except UnsupportedColumnError as error:
         raise UnsupportedColumnError(
             f"target={name!r}: a regression target must be numeric; for classes use Logistic or "
             "another classifier"
         ) from error
-    return np.where(np.isfinite(values), values, np.nan)
+    finite = np.isfinite(values)
+    return values if finite.all() else np.where(finite, values, np.nan)
 
 
 def target_classes(column: Any, name: Any) -> tuple[NDArray[np.int64], NDArray[Any]]:
@@ -290,7 +299,8 @@ class Frame:
         columns: feature columns by position.
         y: (N,) float64, or int64 codes.
         classes: the sorted classes; None for regression.
-        order: (kept rows,) row numbers in group order, rows without a target left out.
+        order: (kept rows,) row numbers in group order, rows without a target left out; int32 where
+            that holds them.
         offsets: (G + 1,) where each group's rows begin in `order`.
         n_dropped: (G,) rows left out.
         seeds: (G,) uint64.
@@ -300,7 +310,7 @@ class Frame:
     columns: Sequence[NDArray[np.generic]]
     y: NDArray[np.generic]
     classes: NDArray[Any] | None
-    order: NDArray[np.int64]
+    order: NDArray[np.signedinteger]
     offsets: NDArray[np.int64]
     n_dropped: NDArray[np.int64]
     seeds: NDArray[np.uint64]
@@ -412,7 +422,11 @@ class Frame:
         self, positions: NDArray[np.int64]
     ) -> tuple[NDArray[np.floating], NDArray[np.generic]]:
         """Returns features and target of some usable rows, counted in the order of the data."""
-        rows = np.sort(self.order)[positions]
+        rows = positions
+        if len(self.order) < len(self.y):
+            kept = np.zeros(len(self.y), bool)
+            kept[self.order] = True
+            rows = np.flatnonzero(kept)[positions]
         return self.matrix(rows), self.y[rows]
 
     def only_class(self, group: int) -> int:
@@ -470,22 +484,21 @@ def build_frame(
         kept = ~np.isnan(values)
     columns = [data.numbers(feature) for feature in parts.features]
     n_groups = len(keys)
-    dropped = np.bincount(ids[~kept], minlength=n_groups)
     if not kept.any() and not allow_empty:
         raise EmptyDataError(
             f"target={name!r} is missing in all {data.n_rows} rows; there is nothing to train on"
         )
-    order = group_order(ids, n_groups)
-    if dropped.any():
-        order = order[kept[order]]
-    counts = np.bincount(ids[kept], minlength=n_groups)
+    dropped = np.zeros(n_groups, np.int64)
+    if not kept.all():
+        dropped = group_counts(ids[~kept], n_groups)
+        ids = np.where(kept, ids, np.int32(-1))
     return Frame(
         keys=keys,
         columns=columns,
         y=values,
         classes=classes,
-        order=order,
-        offsets=offsets_of(counts),
+        order=group_order(ids, n_groups),
+        offsets=offsets_of(group_counts(ids, n_groups)),
         n_dropped=dropped,
         seeds=keys.seeds(random_state),
     )

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kingpin_ray._errors import UnsupportedColumnError
+from kingpin_ray._memory import give_back
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,11 +22,18 @@ if TYPE_CHECKING:
 _DENSE_LIMIT = 1 << 22
 
 
+def one_chunk(column: Any) -> pa.Array:
+    """Returns a column as one contiguous array; what lies in one chunk already is not copied."""
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+
+
 def plain_column(column: Any, name: str) -> pa.Array:
     """Returns one contiguous array whose equal keys are equal values: NaN is null, -0.0 is 0.0."""
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if isinstance(array, pa.ChunkedArray):  # an empty chunked array stays one in some releases
-        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+    array = one_chunk(column)
     kind = array.type
     if pa.types.is_dictionary(kind):
         array = array.cast(kind.value_type)
@@ -142,7 +150,7 @@ class KeyTable:
         return np.frombuffer(b"".join(digest), dtype="<u8").astype(np.uint64)
 
 
-def encode(columns: Sequence[Any], names: Sequence[str]) -> tuple[NDArray[np.int64], KeyTable]:
+def encode(columns: Sequence[Any], names: Sequence[str]) -> tuple[NDArray[np.int32], KeyTable]:
     """Returns the group id of each row and the table of keys.
 
     Args:
@@ -152,16 +160,19 @@ def encode(columns: Sequence[Any], names: Sequence[str]) -> tuple[NDArray[np.int
     Raises:
         UnsupportedColumnError: a column's type cannot be a key.
     """
-    packed: NDArray[np.int64] | None = None
+    packed: NDArray[np.integer] | None = None
     levels: list[pa.Array] = []
     span = 1
     for name, column in zip(names, columns, strict=True):
         coded = plain_column(column, name).dictionary_encode(null_encoding="encode")
         order = pc.sort_indices(coded.dictionary).to_numpy()
         level = coded.dictionary.take(pa.array(order))
-        rank = np.empty(len(order), np.int64)
+        # One column has no more keys than rows; several are packed into 64 bits.
+        rank = np.empty(len(order), np.int32 if len(columns) == 1 else np.int64)
         rank[order] = np.arange(len(order))
-        code = rank[coded.indices.to_numpy(zero_copy_only=False)] if len(coded) else rank[:0]
+        code: NDArray[Any] = (
+            rank[coded.indices.to_numpy(zero_copy_only=False)] if len(coded) else rank[:0]
+        )
         span *= max(len(level), 1)
         if span > 2**62:
             raise UnsupportedColumnError(
@@ -171,6 +182,12 @@ def encode(columns: Sequence[Any], names: Sequence[str]) -> tuple[NDArray[np.int
         packed = code if packed is None else packed * len(level) + code
         levels.append(level)
     assert packed is not None
+    del coded, code
+    give_back()
+    if len(levels) == 1:  # each level has a row
+        return packed.astype(np.int32, copy=False), _table(
+            tuple(names), tuple(levels), np.arange(len(levels[0]))
+        )
     combos, ids = _compress(packed, span)
     return ids, _table(tuple(names), tuple(levels), combos)
 
@@ -190,14 +207,17 @@ def _place(value: Any, level: pa.Array) -> int:
     return at if found else -1
 
 
-def _compress(packed: NDArray[np.int64], span: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _compress(
+    packed: NDArray[np.integer], span: int
+) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Returns the combinations that occur, ascending, and which of them each row has."""
     if span > max(_DENSE_LIMIT, 4 * len(packed)):
         combos, ids = np.unique(packed, return_inverse=True)
-        return combos, ids.astype(np.int64)
+        return combos, ids.astype(np.int32)
     seen = np.zeros(span, bool)
     seen[packed] = True
     combos = np.flatnonzero(seen)
-    renumber = np.cumsum(seen) - 1
+    renumber = np.cumsum(seen, dtype=np.int32) - np.int32(1)
     return combos, renumber[packed]
 
 

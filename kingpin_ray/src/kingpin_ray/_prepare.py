@@ -16,6 +16,7 @@ from kingpin_ray._errors import EmptyDataError, InputError, ParameterError
 from kingpin_ray._folders import temporary_folder
 from kingpin_ray._frame import Columns, array_columns, build_frame, columns_of, layout
 from kingpin_ray._inputs import key_columns, one_column
+from kingpin_ray._memory import available_memory, give_back
 from kingpin_ray._parameters import seed_of, task_of
 from kingpin_ray._run import Run
 from kingpin_ray._scoring import SQUARED
@@ -23,7 +24,6 @@ from kingpin_ray._session import actor_count, ray_is_running, ray_session
 from kingpin_ray._shuffle import Shuffled
 from kingpin_ray._source import (
     Files,
-    available_memory,
     dataset_table,
     expand,
     is_dataset,
@@ -52,9 +52,9 @@ _TYPICAL_ROWS = 500
 def open_data(estimator: Any, X: Any, *, reset: bool) -> tuple[Columns, bool]:
     """Returns the columns of an input, and whether it is an array of features alone."""
     if is_path(X):
-        return columns_of(read_paths(X, _needed(estimator))), False
+        return columns_of(read_paths(X, _needed(estimator)), once=reset), False
     if is_dataset(X):
-        return columns_of(dataset_table(X)), False
+        return columns_of(dataset_table(X), once=reset), False
     if isinstance(X, (pa.Table, pa.RecordBatch)) or hasattr(X, "iloc"):
         return columns_of(X), False
     if issparse(X):
@@ -133,6 +133,7 @@ def prepare(
         task.model.classifier,
         seed,
     )
+    give_back()
     task = _bound(task, parts.features, frame.classes)
     return Run(
         task=task,

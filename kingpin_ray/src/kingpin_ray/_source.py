@@ -40,14 +40,6 @@ def dataset_table(data: Any) -> pa.Table:
     return pa.concat_tables(ray.get(data.to_arrow_refs()))
 
 
-def available_memory() -> int:
-    """Returns the bytes of memory that are free; a guess of 4 GiB where the system does not say."""
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return 4 << 30
-
-
 def expand(data: Any) -> list[str]:
     """Returns the files that a path, glob, folder or list names, sorted within each.
 
