@@ -1,6 +1,7 @@
 """The wheels: built, looked into, imported in a clean environment, extended by third parties."""
 
 import json
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -116,6 +117,29 @@ def test_wheel_imports_in_a_clean_environment(plugin: str, clean: Path):
 @pytest.mark.parametrize("plugin", PLUGINS)
 def test_command_line_of_the_wheel_starts(plugin: str, clean: Path):
     assert "usage" in _check([_python(clean), "-m", plugin, "--help"])
+
+
+CODE_ALL = """
+from hipress_torch import codecs
+from hipress_torch.testing import check_codec
+from hipress_torch._native import _toolchain
+assert _toolchain.compiler() is None
+for name in ("onebit", "terngrad", "tbq", "nbit", "fp16", "graddrop"):
+    options = {"ratio": 0.05} if name == "graddrop" else {}
+    print(name, check_codec(codecs.get(name)(**options)).backend)
+"""
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="without a C compiler the wheel has no kernels")
+def test_kernels_of_the_hipress_torch_wheel_run_without_a_compiler(clean: Path):
+    # No PATH: neither a compiler nor anything else is found.
+    env = {"PATH": "", "CC": "no-such-compiler", "HIPRESS_TORCH_CACHE": "/nonexistent"}
+    command = [_python(clean), "-c", CODE_ALL]
+    done = subprocess.run(command, cwd="/", env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = dict(line.split() for line in done.stdout.splitlines())
+    assert len(found) == 6
+    assert set(found.values()) <= {"avx512", "avx2", "plain", "neon"}
 
 
 FIND = """
