@@ -1,10 +1,15 @@
 """Hosts on one machine: network namespaces on a bridge, every link shaped. Linux and root."""
 
 import contextlib
+import json
 import os
 import shutil
 import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 SUBNET = "10.203.77"
 
@@ -64,3 +69,32 @@ def hosts(count: int, megabits: int | None) -> Iterator[list[str]]:
     finally:
         for name in (*names, f"{tag}-sw"):
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+def launch(script: str, ranks: int, megabits: int | None, *arguments: object) -> Any:
+    """Runs a script's ``--worker`` on hosts of their own; returns the JSON that rank 0 left.
+
+    Args:
+        script: given ``--worker`` and a JSON list: rank, ranks, a folder, and the arguments. Rank 0
+            leaves ``out.json`` in the folder; a process group may meet at ``store`` in it.
+        ranks: how many hosts.
+        megabits: as in :func:`hosts`.
+        arguments: what else the worker is given.
+    """
+    with tempfile.TemporaryDirectory(prefix="hipress-") as folder, hosts(ranks, megabits) as names:
+        processes = []
+        for rank, host in enumerate(names):
+            command = [
+                "ip", "netns", "exec", host, "env", "GLOO_SOCKET_IFNAME=eth0", "OMP_NUM_THREADS=1",
+                sys.executable, script, "--worker", json.dumps([rank, ranks, folder, *arguments]),
+            ]  # fmt: skip
+            processes.append(subprocess.Popen(command))
+        try:
+            status = [p.wait(timeout=1800) for p in processes]
+        finally:
+            for p in processes:
+                p.kill()
+                p.wait()
+        if any(status):
+            raise RuntimeError(f"a rank failed: exit statuses {status}")
+        return json.loads(Path(folder, "out.json").read_text(encoding="utf-8"))

@@ -30,7 +30,6 @@ RANKS = 2
 CODECS: dict[str, tuple[str, dict[str, Any]]] = {
     "none": ("none", {}),
     "onebit": ("onebit", {}),
-    "onebit 512": ("onebit", {"block": 512}),
     "onebit 128": ("onebit", {"block": 128}),
     "terngrad 4 bit": ("terngrad", {"bits": 4}),
     "nbit 4": ("nbit", {}),

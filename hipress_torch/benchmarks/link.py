@@ -9,9 +9,6 @@ fashion and characters, those of convergence.py.
 
 import argparse
 import json
-import subprocess
-import sys
-import tempfile
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -37,7 +34,9 @@ OURS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def worker(rank: int, ranks: int, folder: str, kind: str, steps: int, names: list[str]) -> None:
+def worker(
+    rank: int, ranks: int, folder: str, kind: str, steps: int, names: list[str], bucket_mb: float
+) -> None:
     """Times the steps of every configuration; rank 0 writes them."""
     torch.set_num_threads(1)
     store = dist.FileStore(f"{folder}/store", ranks)
@@ -48,7 +47,7 @@ def worker(rank: int, ranks: int, folder: str, kind: str, steps: int, names: lis
     for name in names:
         net, x, y = _models.timed(kind)
         # PowerSGD has the fewest messages, and its best times, with everything in one bucket.
-        cap = 1000 if name == "powersgd 2" else 25
+        cap = 1000 if name == "powersgd 2" else bucket_mb
         ddp = (
             None
             if name == "compute"
@@ -97,31 +96,6 @@ def worker(rank: int, ranks: int, folder: str, kind: str, steps: int, names: lis
     dist.destroy_process_group()
 
 
-def measure(ranks: int, megabits: int | None, kind: str, steps: int, names: list[str]) -> Any:
-    """Runs the workers on hosts of their own; returns what rank 0 wrote."""
-    with (
-        tempfile.TemporaryDirectory(prefix="hipress-") as folder,
-        _hosts.hosts(ranks, megabits) as hosts,
-    ):
-        processes = []
-        for rank, host in enumerate(hosts):
-            command = [
-                "ip", "netns", "exec", host, "env", "GLOO_SOCKET_IFNAME=eth0", "OMP_NUM_THREADS=1",
-                sys.executable, __file__, "--worker",
-                json.dumps([rank, ranks, folder, kind, steps, names]),
-            ]  # fmt: skip
-            processes.append(subprocess.Popen(command))
-        try:
-            status = [p.wait(timeout=1800) for p in processes]
-        finally:
-            for p in processes:
-                p.kill()
-                p.wait()
-        if any(status):
-            raise RuntimeError(f"a rank failed: exit statuses {status}")
-        return json.loads(Path(folder, "out.json").read_text())
-
-
 def main() -> None:
     """Prints a table for each rate."""
     parser = _measure.arguments(__doc__)
@@ -130,6 +104,7 @@ def main() -> None:
     parser.add_argument("--rates", default="100,1000,10000,0", help="Mbit/s; 0 is unshaped")
     parser.add_argument("--model", default="mlp", choices=["mlp", "cnn", "fashion", "characters"])
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--bucket-mb", type=float, default=25, help="of all but PowerSGD")
     parser.add_argument("--only", help="configurations, separated by commas")
     a = parser.parse_args()
     if a.worker:
@@ -146,7 +121,7 @@ def main() -> None:
     rows = []
     lines = [["link", "configuration", "ms a step", "times none", "MB sent a step"]]
     for rate in (int(r) for r in a.rates.split(",")):
-        found = measure(a.ranks, rate or None, a.model, a.steps, names)
+        found = _hosts.launch(__file__, a.ranks, rate or None, a.model, a.steps, names, a.bucket_mb)
         link = f"{rate} Mbit/s" if rate else "unshaped"
         for name in names:
             seconds = found["seconds"][name]

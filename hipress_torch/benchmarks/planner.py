@@ -12,13 +12,9 @@ import itertools
 import json
 import random
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import _hosts
 import _measure
@@ -126,31 +122,6 @@ def worker(rank: int, ranks: int, folder: str, rounds: int) -> None:
     dist.destroy_process_group()
 
 
-def measure(ranks: int, megabits: int | None, rounds: int) -> Any:
-    """Runs the workers on hosts of their own; returns what rank 0 wrote."""
-    with (
-        tempfile.TemporaryDirectory(prefix="hipress-") as folder,
-        _hosts.hosts(ranks, megabits) as hosts,
-    ):
-        processes = [
-            subprocess.Popen(
-                ["ip", "netns", "exec", host, "env", "GLOO_SOCKET_IFNAME=eth0",
-                 "OMP_NUM_THREADS=1", sys.executable, __file__, "--worker",
-                 json.dumps([rank, ranks, folder, rounds])]
-            )
-            for rank, host in enumerate(hosts)
-        ]  # fmt: skip
-        try:
-            status = [p.wait(timeout=1800) for p in processes]
-        finally:
-            for p in processes:
-                p.kill()
-                p.wait()
-        if any(status):
-            raise RuntimeError(f"a rank failed: exit statuses {status}")
-        return json.loads(Path(folder, "out.json").read_text(encoding="utf-8"))
-
-
 def main() -> None:
     """Prints a row for each rate."""
     parser = _measure.arguments(__doc__)
@@ -169,7 +140,7 @@ def main() -> None:
     lines = [["link", "planned", "ms", "best of all", "ms", "planned, of the best", "all none ms",
               "all fp16 ms", "all onebit ms"]]  # fmt: skip
     for rate in (int(r) for r in a.rates.split(",")):
-        found = measure(a.ranks, rate or None, a.rounds)
+        found = _hosts.launch(__file__, a.ranks, rate or None, a.rounds)
         link = f"{rate} Mbit/s" if rate else "unshaped"
         seconds, names = found["seconds"], found["names"]
         middle = {name: statistics.median(s) * 1e3 for name, s in seconds.items()}

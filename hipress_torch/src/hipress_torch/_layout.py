@@ -105,6 +105,12 @@ class Part:
         """Bytes this rank puts on the wire in one iteration, both hops."""
         return sum(self.send_sizes) + (len(self.sizes) - 1) * self.own.numel()
 
+    @property
+    def bytes_held(self) -> int:
+        """Bytes of the buffers."""
+        held = sum(b.numel() for b in (self.send, self.received, self.own, self.gathered))
+        return held + (self.ring.numel() if "ring" in self.__dict__ else 0)
+
 
 def ranges_of(placed: Placed, granularity: int, ranks: int) -> list[Range]:
     """Returns a parameter's ranges: stripes of whole blocks dealt out in turn.

@@ -375,7 +375,8 @@ class HiPressState:
             and what float32 ring all-reduce would have, both in all; ``ratio``: the second over
             the first; ``not_finite``: parts in which some rank had a value that was not finite;
             ``seconds`` of each stage in all (``exposed``: backward waiting for the rest of the
-            exchange); ``backend``: what encodes and decodes; ``residual_bytes``; ``codec``;
+            exchange); ``backend``: what encodes and decodes; ``residual_bytes`` (velocities too)
+            and ``message_bytes``: memory held between steps; ``codec``;
             ``plans_made_anew``: how often drift led to another measurement.
         """
         r = self._recorder
@@ -390,6 +391,9 @@ class HiPressState:
             "not_finite": r.counts("not_finite"),
             "plans_made_anew": r.counts("plans_made_anew"),
             "residual_bytes": self._registry.bytes,
+            "message_bytes": sum(
+                p.bytes_held for _, _, parts in self._layouts.values() for p in parts
+            ),
             "seconds": {s: r.seconds(s) for s in STAGES},
         }
 
