@@ -6,7 +6,18 @@ import math
 import pytest
 import torch
 
-from hipress_torch import FSDPState, HiPressState, Plan, PlanError, RegistrationError, StateError
+from hipress_torch import (
+    FSDPState,
+    HiPressState,
+    Plan,
+    PlanError,
+    RegistrationError,
+    StateError,
+    UnsupportedError,
+    _state,
+    hipress_hook,
+    register,
+)
 from tests.hipress_torch.test_plan import profile_of
 
 
@@ -103,3 +114,38 @@ def test_a_closed_state_does_not_start_again():
     state.close()
     with pytest.raises(RegistrationError, match="closed"):
         state.start()
+
+
+def test_the_hook_refuses_what_is_no_bucket():
+    gradient = torch.zeros(2)
+    with pytest.raises(RegistrationError, match="use 'ddp_optimizer'"):
+        hipress_hook(HiPressState(), (gradient, gradient))
+
+
+def test_register_refuses_what_is_no_ddp():
+    with pytest.raises(RegistrationError, match="wrap the module first"):
+        register(torch.nn.Linear(2, 2))
+
+
+def test_a_state_needs_a_process_group():
+    with pytest.raises(UnsupportedError, match="init_process_group"):
+        HiPressState().start()
+
+
+def test_nccl_cannot_send_what_is_on_the_cpu(monkeypatch):
+    monkeypatch.setattr(_state, "require_group", lambda group: group)
+    monkeypatch.setattr(_state.dist, "get_backend", lambda group: "nccl")
+    with pytest.raises(UnsupportedError, match="use 'gloo', or move the module to a GPU"):
+        bound().start()
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int32])
+def test_gradients_of_other_dtypes_are_refused(dtype):
+    class Bucket:
+        def buffer(self):
+            return torch.zeros(4, dtype=dtype)
+
+    state = HiPressState()
+    state._engine = object()
+    with pytest.raises(UnsupportedError, match=r"allowed: torch\.float32, torch\.float16"):
+        state.synchronize(Bucket())
