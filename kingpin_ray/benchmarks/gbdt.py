@@ -34,10 +34,11 @@ def flights() -> pd.DataFrame:
     return table
 
 
-def generated(groups: int = 50, rows: int = 1573, features: int = 20) -> pd.DataFrame:
-    """A seeded table with an interaction and steps."""
+def generated(groups: int, features: int = 20) -> pd.DataFrame:
+    """A seeded table of groups of 300 to 5,000 rows with an interaction and steps."""
     rng = np.random.default_rng(0)
-    key = np.repeat(np.arange(groups), rows)
+    sizes = np.exp(rng.uniform(np.log(300), np.log(5000), groups)).astype(int)
+    key = np.repeat(np.arange(groups), sizes)
     x = rng.normal(size=(len(key), features))
     signal = x[:, 0] * x[:, 1] + np.where(x[:, 2] > 0.3, 1.0, 0.0) + 0.5 * x[:, 3]
     table = pd.DataFrame(x, columns=[f"x{j}" for j in range(features)])
@@ -47,7 +48,7 @@ def generated(groups: int = 50, rows: int = 1573, features: int = 20) -> pd.Data
 def main() -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--groups", type=int, default=50, help="groups of each set, at most")
+    parser.add_argument("--groups", type=int, default=200, help="groups of each set, at most")
     parser.add_argument("--trees", type=int, default=100)
     parser.add_argument("--sets", nargs="+", help="only sets whose name begins so")
     parser.add_argument("--others", action="store_true", help="XGBoost and scikit-learn beside")
@@ -56,12 +57,23 @@ def main() -> None:
     parser.add_argument("--out")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
-    sets = [("generated", generated(), ["key"], "late", [f"x{j}" for j in range(20)], "binary")]
+    sets = [
+        (
+            "generated",
+            generated(args.groups),
+            ["key"],
+            "late",
+            [f"x{j}" for j in range(20)],
+            "binary",
+        )
+    ]
     if DATA.exists():
         air = pd.read_parquet(DATA / "beijing_air.parquet")
         sets += [
-            ("flights, late by dest", flights(), ["dest"], "late", FLIGHTS, "binary"),
-            ("flights, minutes by dest", flights(), ["dest"], "arr_delay", FLIGHTS, "regression"),
+            ("flights, late by carrier+dest", flights(), ["carrier", "dest"], "late", FLIGHTS,
+             "binary"),
+            ("flights, minutes by carrier+dest", flights(), ["carrier", "dest"], "arr_delay",
+             FLIGHTS, "regression"),
             ("beijing, by station+month", air.drop(columns="No"), ["station", "month"], "PM2.5",
              [n for n in BEIJING if n != "month"], "regression"),
         ]  # fmt: skip
@@ -77,7 +89,7 @@ def parts_of(args, table, by, target, names):  # type: ignore[no-untyped-def]
     """Returns training and held-out rows, the key, and each group's arrays."""
     table = table[table[target].notna()]
     sizes = table.groupby(by)[target].size()
-    keys = sizes[(sizes >= 300) & (sizes <= 6700)].index[: args.groups]
+    keys = sizes[(sizes >= 300) & (sizes <= 5000)].index[: args.groups]
     table = table.set_index(by).loc[keys].reset_index()
     held = np.random.default_rng(1).random(len(table)) < 0.25
     train, test = table[~held], table[held]

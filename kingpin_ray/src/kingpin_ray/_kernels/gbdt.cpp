@@ -25,6 +25,12 @@
 #define WIDE __attribute__((target("avx512f,avx512bw,avx512vl")))
 #endif
 
+#if defined(__GNUC__)
+#define INLINE inline __attribute__((always_inline))
+#else
+#define INLINE inline
+#endif
+
 #if defined(_WIN32)
 #define EXPORT extern "C" __declspec(dllexport)
 #else
@@ -42,11 +48,13 @@ struct Config {
 
 struct Bins {
   int n, features, total;
+  int stride;                      // bytes of a row in `by_row`: features, rounded up to 8
+  int shift;                       // 1 << shift bins hold any feature's
   std::vector<int> begin;          // first bin of each feature in the histogram; features + 1 long
   std::vector<uint8_t> has_missing;  // whether the last bin of a feature holds NaN
   std::vector<double> edge;        // upper edge of each bin; the last value bin has none
-  std::vector<uint16_t> by_row;    // (n, features) bins, offset by `begin`
-  std::vector<uint8_t> by_column;  // (features, n) bins, not offset
+  std::vector<uint8_t> by_row;     // (n, stride) bins
+  std::vector<uint8_t> by_column;  // (features, n) bins
 };
 
 uint64_t sortable(double value) {
@@ -144,7 +152,9 @@ void make_bins(const double* X, int n, int train, int features, int max_bin, Bin
   b.begin.assign(features + 1, 0);
   b.has_missing.assign(features, 0);
   b.edge.clear();
-  b.by_row.resize(size_t(n) * features);
+  b.stride = (features + 7) / 8 * 8;
+  b.by_row.resize(size_t(n) * b.stride);
+  int widest = 0;
   b.by_column.resize(size_t(n) * features + 4);  // gathers of one byte read four
   std::vector<uint64_t> keys, other;
   std::vector<double> edges;
@@ -161,6 +171,7 @@ void make_bins(const double* X, int n, int train, int features, int max_bin, Bin
     b.has_missing[f] = missing;
     const int begin = b.begin[f];
     b.begin[f + 1] = begin + values + missing;
+    widest = std::max(widest, values + int(missing));
     b.edge.insert(b.edge.end(), edges.begin(), edges.end());
     b.edge.push_back(std::numeric_limits<double>::infinity());
     if (missing) b.edge.push_back(std::numeric_limits<double>::quiet_NaN());
@@ -174,10 +185,11 @@ void make_bins(const double* X, int n, int train, int features, int max_bin, Bin
         bin = place(edges.data(), int(edges.size()), v);
       }
       column[i] = uint8_t(bin);
-      b.by_row[size_t(i) * features + f] = uint16_t(begin + bin);
+      b.by_row[size_t(i) * b.stride + f] = uint8_t(bin);
     }
   }
   b.total = b.begin[features];
+  b.shift = widest <= 64 ? 6 : 8;
 }
 
 // ---- gradients ----------------------------------------------------------------------------------
@@ -237,78 +249,173 @@ DISPATCH void pack(const float* g, const float* h, int n, float scale_g, float s
 
 // ---- histograms and splits ----------------------------------------------------------------------
 
-DISPATCH void build(const Bins& b, const int32_t* rows, int count, const int64_t* packed,
-                    int64_t* hist) {
-  std::memset(hist, 0, size_t(b.total) * 8);
-  const int features = b.features;
+// Adds rows to `scratch`, in which every feature has 1 << kShift cells: the place of a cell is then
+// its bin and a constant, and eight bins come with one load.
+template <int kShift>
+INLINE void add_rows(const Bins& b, const int32_t* rows, int count, const int64_t* packed,
+                     int64_t* scratch) {
+  const int words = b.features / 8, rest = b.features % 8;
   for (int k = 0; k < count; ++k) {
     const int64_t value = packed[rows[k]];
-    const uint16_t* bins = b.by_row.data() + size_t(rows[k]) * features;
-    int f = 0;
-    for (; f + 4 <= features; f += 4) {  // the loop's own work costs as much as an addition
-      hist[bins[f]] += value;
-      hist[bins[f + 1]] += value;
-      hist[bins[f + 2]] += value;
-      hist[bins[f + 3]] += value;
+    const uint8_t* bins = b.by_row.data() + size_t(rows[k]) * b.stride;
+    int64_t* cell = scratch;
+    uint64_t eight;
+    for (int w = 0; w < words; ++w, bins += 8, cell += 8 << kShift) {
+      std::memcpy(&eight, bins, 8);
+      cell[(0 << kShift) + (eight & 255)] += value;
+      cell[(1 << kShift) + (eight >> 8 & 255)] += value;
+      cell[(2 << kShift) + (eight >> 16 & 255)] += value;
+      cell[(3 << kShift) + (eight >> 24 & 255)] += value;
+      cell[(4 << kShift) + (eight >> 32 & 255)] += value;
+      cell[(5 << kShift) + (eight >> 40 & 255)] += value;
+      cell[(6 << kShift) + (eight >> 48 & 255)] += value;
+      cell[(7 << kShift) + (eight >> 56)] += value;
     }
-    for (; f < features; ++f) hist[bins[f]] += value;
-  }
-  // Running totals; two features side by side, as each addition waits for the one before.
-  int f = 0;
-  for (; f + 1 < features; f += 2) {
-    int64_t one = 0, two = 0;
-    int64_t *first = hist + b.begin[f], *second = hist + b.begin[f + 1];
-    const int64_t *middle = second, *end = hist + b.begin[f + 2];
-    while (first < middle && second < end) {
-      one += *first, *first++ = one;
-      two += *second, *second++ = two;
+    if (!rest) continue;
+    std::memcpy(&eight, bins, 8);
+    switch (rest) {
+      case 7: cell[(6 << kShift) + (eight >> 48 & 255)] += value; [[fallthrough]];
+      case 6: cell[(5 << kShift) + (eight >> 40 & 255)] += value; [[fallthrough]];
+      case 5: cell[(4 << kShift) + (eight >> 32 & 255)] += value; [[fallthrough]];
+      case 4: cell[(3 << kShift) + (eight >> 24 & 255)] += value; [[fallthrough]];
+      case 3: cell[(2 << kShift) + (eight >> 16 & 255)] += value; [[fallthrough]];
+      case 2: cell[(1 << kShift) + (eight >> 8 & 255)] += value; [[fallthrough]];
+      default: cell[eight & 255] += value;
     }
-    while (first < middle) one += *first, *first++ = one;
-    while (second < end) two += *second, *second++ = two;
-  }
-  if (f < features) {
-    int64_t run = 0;
-    for (int at = b.begin[f]; at < b.begin[f + 1]; ++at) hist[at] = run += hist[at];
   }
 }
 
-DISPATCH void subtract(const int64_t* parent, const int64_t* child, int total, int64_t* out) {
-  for (int i = 0; i < total; ++i) out[i] = parent[i] - child[i];
+// Moves each feature's cells from `scratch`, which is left zero, to `hist` as running totals.
+void accumulate(const Bins& b, int64_t* scratch, int64_t* hist) {
+  int f = 0;
+  const auto take = [&](int64_t*& from, int64_t*& to, int64_t& run) {
+    run += *from;
+    *from++ = 0;
+    *to++ = run;
+  };
+  // Two features side by side, as each addition waits for the one before.
+  for (; f + 1 < b.features; f += 2) {
+    int64_t one = 0, two = 0;
+    int64_t *first = hist + b.begin[f], *second = hist + b.begin[f + 1];
+    int64_t *a = scratch + (size_t(f) << b.shift), *c = scratch + (size_t(f + 1) << b.shift);
+    const int64_t *middle = second, *end = hist + b.begin[f + 2];
+    while (first < middle && second < end) {
+      take(a, first, one);
+      take(c, second, two);
+    }
+    while (first < middle) take(a, first, one);
+    while (second < end) take(c, second, two);
+  }
+  if (f < b.features) {
+    int64_t run = 0;
+    int64_t *from = scratch + (size_t(f) << b.shift), *to = hist + b.begin[f];
+    while (to < hist + b.begin[f + 1]) take(from, to, run);
+  }
+}
+
+#if defined(WIDE)
+// As `accumulate`, eight cells at a time: each is added to those one, two and four places on.
+WIDE void accumulate_wide(const Bins& b, int64_t* scratch, int64_t* hist) {
+  const __m512i zero = _mm512_setzero_si512(), last = _mm512_set1_epi64(7);
+  for (int f = 0; f < b.features; ++f) {
+    int64_t* from = scratch + (size_t(f) << b.shift);
+    int64_t* to = hist + b.begin[f];
+    int left = b.begin[f + 1] - b.begin[f];
+    __m512i run = zero;
+    for (; left > 0; left -= 8, from += 8, to += 8) {
+      __m512i x = _mm512_loadu_si512(from);  // behind a feature's bins are zeros
+      _mm512_storeu_si512(from, zero);
+      x = _mm512_add_epi64(x, _mm512_alignr_epi64(x, zero, 7));
+      x = _mm512_add_epi64(x, _mm512_alignr_epi64(x, zero, 6));
+      x = _mm512_add_epi64(x, _mm512_alignr_epi64(x, zero, 4));
+      x = _mm512_add_epi64(x, run);
+      run = _mm512_permutexvar_epi64(last, x);
+      if (left >= 8)
+        _mm512_storeu_si512(to, x);
+      else
+        _mm512_mask_storeu_epi64(to, __mmask8((1u << left) - 1), x);
+    }
+  }
+}
+
+bool wide() {
+  static const bool found = __builtin_cpu_supports("avx512f") &&
+                            __builtin_cpu_supports("avx512bw") &&
+                            __builtin_cpu_supports("avx512vl");
+  return found;
+}
+#endif
+
+// Sets `hist` to running totals of the rows' cells; `scratch` is zero before and after.
+DISPATCH void build(const Bins& b, const int32_t* rows, int count, const int64_t* packed,
+                    int64_t* scratch, int64_t* hist) {
+  if (b.shift == 6)
+    add_rows<6>(b, rows, count, packed, scratch);
+  else
+    add_rows<8>(b, rows, count, packed, scratch);
+#if defined(WIDE)
+  if (wide()) return accumulate_wide(b, scratch, hist);
+#endif
+  accumulate(b, scratch, hist);
 }
 
 struct Sums {
   float scale_g, scale_h, lambda;
 };
 
-// Gain of cutting after each bin; bins that leave too little on a side get a negative one.
-DISPATCH void gains(const int64_t* hist, const int64_t* extra, int count, int64_t whole, Sums s,
-                    float h_low, float* out) {
+// Gain of cutting after each of `count` bins, and the largest of them; bins that leave too little on
+// a side, as each feature's last one does, get a negative one. `cell_of` returns running totals.
+template <class CellOf>
+INLINE float score_cuts(CellOf cell_of, int count, int64_t whole, Sums s, float h_low, float* out) {
   const float G = float(int32_t(whole >> 32)) * s.scale_g;
   const float H = float(uint32_t(whole)) * s.scale_h;
-  const int64_t add = extra ? *extra : 0;
+  // Gains are not negative where it matters, and such floats compare as their bits do.
+  int32_t best = -1;
   for (int i = 0; i < count; ++i) {
-    const int64_t cell = hist[i] + add;
+    const int64_t cell = cell_of(i);
     const float gl = float(int32_t(cell >> 32)) * s.scale_g;
     const float hl = float(int32_t(uint32_t(cell))) * s.scale_h;
     const float gr = G - gl, hr = H - hl;
     const float a = hl + s.lambda, c = hr + s.lambda;
-    const float gain = (gl * gl * c + gr * gr * a) / (a * c);
-    const bool allowed = hl >= h_low && hr >= h_low;
-    out[i] = allowed ? gain : -1.0f;
-  }
-}
-
-DISPATCH float largest(const float* values, int count) {
-  // Gains are not negative where it matters, and such floats compare as their bits do.
-  int32_t best = -1;
-  for (int i = 0; i < count; ++i) {
+    float gain = (gl * gl * c + gr * gr * a) / (a * c);
+    gain = (hl >= h_low) & (hr >= h_low) ? gain : -1.0f;
+    out[i] = gain;
     int32_t bits;
-    std::memcpy(&bits, values + i, 4);
+    std::memcpy(&bits, &gain, 4);
     best = bits > best ? bits : best;
   }
   float value;
   std::memcpy(&value, &best, 4);
   return best < 0 ? -1.0f : value;
+}
+
+DISPATCH float gains(const int64_t* hist, int64_t extra, int count, int64_t whole, Sums s,
+                     float h_low, float* out) {
+  return score_cuts([=](int i) { return hist[i] + extra; }, count, whole, s, h_low, out);
+}
+
+// As `gains` of parent - child, which takes the parent's place.
+DISPATCH float gains_of_rest(int64_t* parent, const int64_t* child, int count, int64_t whole,
+                             Sums s, float h_low, float* out) {
+  return score_cuts(
+      [=](int i) {
+        const int64_t cell = parent[i] - child[i];
+        parent[i] = cell;
+        return cell;
+      },
+      count, whole, s, h_low, out);
+}
+
+// Where a value that is there stands first; `values` may be read up to 31 behind their end.
+DISPATCH int first_place(const float* values, float wanted) {
+  int at = 0;
+  for (;; at += 32) {
+    int found = 0;
+    for (int i = 0; i < 32; ++i) found |= values[at + i] == wanted;
+    if (found) break;
+  }
+  while (values[at] != wanted) ++at;
+  return at;
 }
 
 struct Split {
@@ -336,10 +443,13 @@ class Grower {
  public:
   // `histograms` is memory that is used again by the next group: fresh pages cost more than sums.
   Grower(const Bins& bins, int train, const Config& config, std::vector<int64_t>& histograms)
-      : b_(bins), n_(train), c_(config), rows_(train), spare_(train + 16), gain_(bins.total),
+      : b_(bins), n_(train), c_(config), rows_(train), spare_(train + 16),
+        gain_(bins.total + 32, -1.0f), scratch_(size_t(bins.features) << bins.shift),
         hist_(histograms) {
     const size_t cells = size_t(config.num_leaves) * bins.total;
     if (hist_.size() < cells) hist_.resize(cells);
+    for (int f = 0; f < bins.features; ++f)
+      if (bins.has_missing[f]) missing_.push_back(f);
   }
 
   // Grows one tree and adds its output to `score` of all rows, validation rows too.
@@ -347,7 +457,8 @@ class Grower {
             Tree& tree);
 
  private:
-  void find(Leaf& leaf, Sums s);
+  // Finds a leaf's best split; `other` is the slot that must be taken off its own first, or -1.
+  void find(Leaf& leaf, Sums s, int other);
   int divide(const Leaf& leaf, const Split& split);
 
   const Bins& b_;
@@ -355,41 +466,42 @@ class Grower {
   const Config& c_;
   std::vector<int32_t> rows_, spare_;
   std::vector<float> gain_;
+  std::vector<int64_t> scratch_;
+  std::vector<int> missing_;  // features with a bin of missing values
   std::vector<int64_t>& hist_;
   std::vector<Leaf> leaves_;
 };
 
-void Grower::find(Leaf& leaf, Sums s) {
+void Grower::find(Leaf& leaf, Sums s, int other) {
   leaf.best = Split();
-  const int64_t* hist = hist_.data() + size_t(leaf.slot) * b_.total;
+  int64_t* hist = hist_.data() + size_t(leaf.slot) * b_.total;
   const float H = float(uint32_t(leaf.total)) * s.scale_h;
   const float G = float(int32_t(leaf.total >> 32)) * s.scale_g;
   // As LightGBM does, rows on a side are estimated from their Hessian.
   const float per_row = H / float(leaf.count);
-  const float h_low = std::max(float(c_.min_child_weight),
+  const float h_low = std::max(std::max(float(c_.min_child_weight), 1e-30f),
                                (float(c_.min_child_samples) - 0.5f) * per_row);
   const float floor = G * G / (H + s.lambda) * (1.0f + 1e-6f) + 1e-10f;
-  gains(hist, nullptr, b_.total, leaf.total, s, h_low, gain_.data());
-  for (int f = 0; f < b_.features; ++f) {
-    const int begin = b_.begin[f], end = b_.begin[f + 1];
-    // The last bin cuts nothing off; before a bin of missing values the cut sends those right.
-    const int cuts = end - begin - 1;
+  const float top =
+      other < 0 ? gains(hist, 0, b_.total, leaf.total, s, h_low, gain_.data())
+                : gains_of_rest(hist, hist_.data() + size_t(other) * b_.total, b_.total, leaf.total,
+                                s, h_low, gain_.data());
+  if (top > floor) {
+    const int at = first_place(gain_.data(), top);
+    const int f = int(std::upper_bound(b_.begin.begin(), b_.begin.end(), at) - b_.begin.begin()) - 1;
+    // Before a bin of missing values the cut sends those right.
+    leaf.best = {top, f, at - b_.begin[f], false};
+  }
+  for (int f : missing_) {
+    const int begin = b_.begin[f], end = b_.begin[f + 1], cuts = end - begin - 2;
     if (cuts <= 0) continue;
-    const float top = largest(gain_.data() + begin, cuts);
-    if (top > leaf.best.gain && top > floor) {
-      int at = begin;
-      while (gain_[at] != top) ++at;
-      leaf.best = {top, f, at - begin, false};
-    }
-    if (b_.has_missing[f] && cuts > 1) {
-      int64_t missing = hist[end - 1] - hist[end - 2];
-      gains(hist + begin, &missing, cuts - 1, leaf.total, s, h_low, gain_.data() + begin);
-      const float other = largest(gain_.data() + begin, cuts - 1);
-      if (other > leaf.best.gain && other > floor) {
-        int at = begin;
-        while (gain_[at] != other) ++at;
-        leaf.best = {other, f, at - begin, true};
-      }
+    float* out = gain_.data() + begin;
+    const int64_t missing = hist[end - 1] - hist[end - 2];
+    const float best = gains(hist + begin, missing, cuts, leaf.total, s, h_low, out);
+    if (best > leaf.best.gain && best > floor) {
+      int at = 0;
+      while (out[at] != best) ++at;
+      leaf.best = {best, f, at, true};
     }
   }
 }
@@ -449,9 +561,7 @@ int Grower::divide(const Leaf& leaf, const Split& split) {
                           : 256;
   int32_t* rows = rows_.data() + leaf.begin;
 #if defined(WIDE)
-  static const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                           __builtin_cpu_supports("avx512vl");
-  if (wide)
+  if (wide())
     return divide_rows_wide(column, split.bin, missing, split.missing_left, leaf.count, rows,
                             spare_.data());
 #endif
@@ -465,8 +575,8 @@ void Grower::grow(const float* g, const float* h, const int64_t* packed, Sums s,
   leaves_.clear();
   leaves_.push_back({0, n_, 0, 0, {}});
   for (int i = 0; i < n_; ++i) leaves_[0].total += packed[i];
-  build(b_, rows_.data(), n_, packed, hist_.data());
-  find(leaves_[0], s);
+  build(b_, rows_.data(), n_, packed, scratch_.data(), hist_.data());
+  find(leaves_[0], s, -1);
   int slots = 1;
   while (int(leaves_.size()) < c_.num_leaves) {
     int at = -1;
@@ -489,19 +599,17 @@ void Grower::grow(const float* g, const float* h, const int64_t* packed, Sums s,
     one.is_left = true;
     Leaf& small = one.count <= two.count ? one : two;
     Leaf& large = one.count <= two.count ? two : one;
-    for (int k = 0; k < small.count; ++k) small.total += packed[rows_[small.begin + k]];
-    large.total = parent.total - small.total;
     const bool last = int(leaves_.size()) + 1 >= c_.num_leaves;
     const int enough = 2 * c_.min_child_samples;
     if (!last && large.count >= enough) {
-      int64_t* parents = hist_.data() + size_t(parent.slot) * b_.total;
       int64_t* mine = hist_.data() + size_t(slots) * b_.total;
-      build(b_, rows_.data() + small.begin, small.count, packed, mine);
-      subtract(parents, mine, b_.total, parents);
+      build(b_, rows_.data() + small.begin, small.count, packed, scratch_.data(), mine);
+      small.total = mine[b_.begin[1] - 1];  // every row is in a bin of the first feature
+      large.total = parent.total - small.total;
       large.slot = parent.slot;
       small.slot = slots++;
-      find(large, s);
-      if (small.count >= enough) find(small, s);
+      find(large, s, small.slot);
+      if (small.count >= enough) find(small, s, -1);
     }
     leaves_[at] = one;
     leaves_.push_back(two);
@@ -510,15 +618,24 @@ void Grower::grow(const float* g, const float* h, const int64_t* packed, Sums s,
   tree.value.resize(leaves_.size());
   for (int k = 0; k < int(leaves_.size()); ++k) {
     const Leaf& leaf = leaves_[k];
-    double G = 0, H = 0;
-    for (int r = leaf.begin; r < leaf.begin + leaf.count; ++r) {
+    // Two sums of each: an addition waits for the one before.
+    double G = 0, H = 0, G2 = 0, H2 = 0;
+    int r = leaf.begin;
+    const int end = leaf.begin + leaf.count;
+    for (; r + 1 < end; r += 2) {
+      G += g[rows_[r]];
+      G2 += g[rows_[r + 1]];
+      H += h[rows_[r]];
+      H2 += h[rows_[r + 1]];
+    }
+    if (r < end) {
       G += g[rows_[r]];
       H += h[rows_[r]];
     }
-    tree.value[k] = -c_.learning_rate * G / (H + c_.reg_lambda);
+    tree.value[k] = -c_.learning_rate * (G + G2) / (H + H2 + c_.reg_lambda);
     if (leaf.node >= 0) (leaf.is_left ? tree.left : tree.right)[leaf.node] = ~k;
-    for (int r = leaf.begin; r < leaf.begin + leaf.count; ++r)
-      score[rows_[r]] += float(tree.value[k]);
+    const float add = float(tree.value[k]);
+    for (int r = leaf.begin; r < end; ++r) score[rows_[r]] += add;
   }
   for (int i = n_; i < all; ++i) {
     int node = tree.feature.empty() ? ~0 : 0;
