@@ -32,6 +32,14 @@ OURS: dict[str, tuple[str, dict[str, Any]]] = {
     "terngrad 4 bit": ("terngrad", {"bits": 4}),
     "dgc 1 %": ("dgc", {"ratio": 0.01, "momentum": 0.0}),
 }
+ARMS = "compute,no exchange,none,fp16,powersgd 2,onebit,nbit 4,graddrop,auto"
+
+
+def kept(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Returns the bucket as it is: what DDP itself costs."""
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
 
 
 def worker(
@@ -57,6 +65,8 @@ def worker(
         if ddp is not None:
             if name == "fp16":
                 ddp.register_comm_hook(dist.group.WORLD, default_hooks.fp16_compress_hook)
+            elif name == "no exchange":
+                ddp.register_comm_hook(None, kept)
             elif name == "powersgd 2":
                 state = powerSGD_hook.PowerSGDState(None, 2, start_powerSGD_iter=2)
                 ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
@@ -105,7 +115,7 @@ def main() -> None:
     parser.add_argument("--model", default="mlp", choices=["mlp", "cnn", "fashion", "characters"])
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--bucket-mb", type=float, default=25, help="of all but PowerSGD")
-    parser.add_argument("--only", help="configurations, separated by commas")
+    parser.add_argument("--only", default=ARMS, help="configurations, separated by commas")
     a = parser.parse_args()
     if a.worker:
         worker(*json.loads(a.worker))
@@ -113,11 +123,7 @@ def main() -> None:
     if why := _hosts.possible():
         print(f"link: {why}; nothing was measured")
         return
-    names = (
-        a.only.split(",")
-        if a.only
-        else ["compute", "none", "fp16", "powersgd 2", "onebit", "nbit 4", "graddrop", "auto"]
-    )
+    names = a.only.split(",")
     rows = []
     lines = [["link", "configuration", "ms a step", "times none", "MB sent a step"]]
     for rate in (int(r) for r in a.rates.split(",")):

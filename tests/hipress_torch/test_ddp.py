@@ -143,7 +143,7 @@ def test_a_bad_value_reaches_all_ranks_and_no_residual(pool, value):
         assert r["moved"] < 1e-5 * max(1.0, r["size"])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
 def test_the_raw_hook_works_for_other_dtypes(pool, dtype):
     results = pool.run(jobs.raw_hook, dtype)
     assert results[0]["parameters"] == results[1]["parameters"]
