@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from _common import report
 
-from kingpin_ray import GBDT, GroupedEstimator, Logistic
+from kingpin_ray import GBDT, MLP, GroupedEstimator, Logistic
 from kingpin_ray._costs import ClusterCosts, exchange_seconds
 from kingpin_ray._engine import fit_block
 from kingpin_ray._frame import build_frame, columns_of, layout
@@ -66,8 +66,14 @@ def main() -> None:
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
     rows = []
     for shape in ("Zipf 1.1", "one giant of 30%", "one giant of 70%"):
-        for name, spec in (("logistic", Logistic()), ("trees", GBDT(50, 15))):
+        for name, spec in (
+            ("logistic", Logistic()),
+            ("trees", GBDT(50, 15)),
+            ("network", MLP((32,), batch_size=256, epochs=2)),
+        ):
             if name == "trees" and shape != "one giant of 30%":
+                continue
+            if name == "network" and shape == "Zipf 1.1":
                 continue
             rows.append(one(args, shape, name, spec))
     ray.shutdown()

@@ -30,6 +30,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="logistic", choices=["linear", "ridge", "logistic"])
     parser.add_argument("--actors", type=int, help="train on so many Ray actors")
+    parser.add_argument("--report", help="page (.html) or picture (.png) to write")
     args = parser.parse_args()
 
     table = flights()
@@ -56,6 +57,8 @@ def main() -> None:
     served = final[final.status == "ok"]
     print(f"\nthe five worst by {'accuracy' if classify else 'r2'} over 5 folds:")
     print(served.nsmallest(5, "score")[["tailnum", "n_rows", "score"]].to_string(index=False))
+    if args.report:
+        estimator.report(args.report)
     key = served.nlargest(1, "n_rows").tailnum.iloc[0]
     print(f"\nthe model of {key}: {estimator.estimators_[key]}")
     print(dict(zip(FEATURES, estimator.estimators_[key].coef_.reshape(-1).round(4), strict=True)))

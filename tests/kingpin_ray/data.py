@@ -1,7 +1,11 @@
 """Seeded tables for the tests."""
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 
 def grouped_frame(
@@ -25,3 +29,21 @@ def grouped_frame(
 
 
 FEATURES = ["x0", "x1", "x2", "x3"]
+
+
+def two_files(
+    folder: Path, n_groups: int, at: int, sizes: tuple[int, int]
+) -> tuple[pd.DataFrame, str]:
+    """Writes a table as two Parquet files, cut at a row, and returns it and their glob.
+
+    Labels are missing here and there, one group has a single one, and a column is not wanted.
+    """
+    frame = grouped_frame(n_groups=n_groups)
+    frame["label"] = frame.label.astype(object)
+    frame.loc[frame.index % 17 == 0, "label"] = None
+    frame.loc[frame.key == "g003", "label"] = True
+    frame["unused"] = np.random.default_rng(0).normal(size=len(frame))
+    table = pa.Table.from_pandas(frame)
+    pq.write_table(table.slice(0, at), folder / "a.parquet", row_group_size=sizes[0])
+    pq.write_table(table.slice(at), folder / "b.parquet", row_group_size=sizes[1])
+    return frame, str(folder / "*.parquet")

@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import kingpin_ray as kp
@@ -21,7 +19,7 @@ from kingpin_ray import GroupedEstimator, Logistic, Ridge, _driver, _estimator
 from kingpin_ray._session import ray_session
 from kingpin_ray._source import Files, dataset_table
 from kingpin_ray._store import Store
-from tests.kingpin_ray.data import FEATURES, grouped_frame
+from tests.kingpin_ray.data import FEATURES, grouped_frame, two_files
 from tests.kingpin_ray.faulty import Deadly, Gated
 
 # Nothing here waits that long unless it hangs: a busy machine may be slow, never wrong.
@@ -70,7 +68,7 @@ def test_a_run_of_its_own_equals_local_and_leaves_nothing_behind() -> None:
 import glob, os, sys, tempfile
 import numpy as np
 from kingpin_ray import GroupedEstimator, Logistic
-from tests.kingpin_ray.data import FEATURES, grouped_frame
+from tests.kingpin_ray.data import FEATURES, grouped_frame, two_files
 frame = grouped_frame(n_groups=60)
 before = set(glob.glob(tempfile.gettempdir() + "/kpr-*"))
 runs = [
@@ -226,7 +224,7 @@ import ray
 from pathlib import Path
 from ray.cluster_utils import Cluster
 from kingpin_ray import GroupedEstimator, Ridge, _driver
-from tests.kingpin_ray.data import FEATURES, grouped_frame
+from tests.kingpin_ray.data import FEATURES, grouped_frame, two_files
 from tests.kingpin_ray.faulty import Gated
 
 _driver._CHUNK_ROWS = (300, 400)
@@ -304,15 +302,7 @@ def test_flights_on_actors_equal_scikit_learn(ray: Any) -> None:
 
 @pytest.fixture
 def parquet(tmp_path: Path) -> tuple[pd.DataFrame, str]:
-    frame = grouped_frame(n_groups=40)
-    frame["label"] = frame.label.astype(object)
-    frame.loc[frame.index % 17 == 0, "label"] = None
-    frame.loc[frame.key == "g003", "label"] = True
-    frame["unused"] = np.random.default_rng(0).normal(size=len(frame))
-    table = pa.Table.from_pandas(frame)
-    pq.write_table(table.slice(0, 1000), tmp_path / "a.parquet", row_group_size=300)
-    pq.write_table(table.slice(1000), tmp_path / "b.parquet", row_group_size=400)
-    return frame, str(tmp_path / "*.parquet")
+    return two_files(tmp_path, 40, 1000, (300, 400))
 
 
 @pytest.mark.usefixtures("small_chunks")

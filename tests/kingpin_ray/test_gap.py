@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import kingpin_ray as kp
-from kingpin_ray import GBDT, MLP, GroupedEstimator, Ridge, _gap
+from kingpin_ray import GBDT, MLP, GroupedEstimator, Ridge, _costs, _gap
 from kingpin_ray._session import ray_session
 from tests.kingpin_ray.data import FEATURES, grouped_frame
 
@@ -58,6 +58,20 @@ def test_trees_are_never_split(ray: Any) -> None:
         frame
     )
     assert set(model.results_.column("plan").to_pylist()) == {"task"}
+
+
+def test_calibration_measures_ray_and_its_sums(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_costs, "_measured", {})
+    monkeypatch.setattr(_costs, "_measured_cluster", [])
+    with pytest.raises(kp.ParameterError, match="num_actors=0"):
+        kp.calibrate(Ridge(), n_features=3, num_actors=0)
+    kp.calibrate(Ridge(), n_features=3, num_actors=2)
+    costs = _costs.cluster_costs()
+    assert costs != _costs.ClusterCosts()
+    assert costs.start_s == _costs.ClusterCosts().start_s  # Ray ran already
+    for name in ("running_s", "team_s", "exchange_s", "ship_s"):
+        assert getattr(costs, name) > 0, name
+    assert costs.byte_s >= 0
 
 
 class DiesOnce(Ridge):

@@ -7,15 +7,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from sklearn.tree import DecisionTreeRegressor
 
 import kingpin_ray as kp
 from kingpin_ray import GBDT, MLP, GroupedEstimator, Logistic, _prepare, _spill
 from kingpin_ray._source import Files
-from tests.kingpin_ray.data import FEATURES, grouped_frame
+from tests.kingpin_ray.data import FEATURES, two_files
 
 
 @pytest.fixture
@@ -26,15 +24,7 @@ def small_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def parquet(tmp_path: Path) -> tuple[pd.DataFrame, str]:
-    frame = grouped_frame(n_groups=25)
-    frame["label"] = frame.label.astype(object)
-    frame.loc[frame.index % 17 == 0, "label"] = None
-    frame.loc[frame.key == "g003", "label"] = True
-    frame["unused"] = np.random.default_rng(0).normal(size=len(frame))
-    table = pa.Table.from_pandas(frame)
-    pq.write_table(table.slice(0, 700), tmp_path / "a.parquet", row_group_size=150)
-    pq.write_table(table.slice(700), tmp_path / "b.parquet", row_group_size=300)
-    return frame, str(tmp_path / "*.parquet")
+    return two_files(tmp_path, 25, 700, (150, 300))
 
 
 CASES: list[tuple[Any, str, Any]] = [

@@ -243,8 +243,8 @@ def test_an_interrupted_run_resumes_without_redoing_groups(
 def test_leftovers_of_killed_writers_are_removed(tmp_path: Any) -> None:
     store = tmp_path / "s"
     store.mkdir()
-    ours = [".manifest.json.fcm9i01s.part", ".segment-000003-0000.models.arrow.a_b9xyz0.part"]
-    others = [".manifest.json.bak", ".keys.arrow.swp", "notes.part", ".x.csv.abcdefgh.part"]
+    ours = [".manifest.json.fc09a01e.part", ".segment-000003-0000.models.arrow.0a1b2c3d.part"]
+    others = [".manifest.json.bak", ".keys.arrow.swp", "notes.part", ".x.csv.abcdef01.part"]
     for name in [*ours, *others]:
         (store / name).touch()
     frame = grouped_frame(n_groups=3)
@@ -268,7 +268,7 @@ def test_one_writer_at_a_time(tmp_path: Any) -> None:
     frame = grouped_frame(n_groups=3)
     model = fitted(frame)
     with _store.Store(tmp_path / "s").writing():
-        (tmp_path / "s" / ".manifest.json.fcm9i01s.part").touch()
+        (tmp_path / "s" / ".manifest.json.fc09a01e.part").touch()
         with pytest.raises(kp.StoreError, match="being written by another process"):
             model.save(tmp_path / "s")
         assert list((tmp_path / "s").iterdir())  # what the other one writes is left alone

@@ -56,9 +56,17 @@ class ClusterCosts:
 
 
 _measured: dict[str, Costs] = {}
+_measured_cluster: list[ClusterCosts] = []
 
 
-def calibrate(model: GroupModel, n_features: int = 20, seed: int = 0) -> Costs:
+def cluster_costs() -> ClusterCosts:
+    """Returns what `calibrate` measured of Ray, or else the defaults."""
+    return _measured_cluster[-1] if _measured_cluster else ClusterCosts()
+
+
+def calibrate(
+    model: GroupModel, n_features: int = 20, seed: int = 0, num_actors: int | None = None
+) -> Costs:
     """Measures what a fit of `model` costs here; `plan="auto"` and `explain` use it from then on.
 
     Many small groups of generated rows are fitted, then a few large ones; two measurements give
@@ -68,7 +76,16 @@ def calibrate(model: GroupModel, n_features: int = 20, seed: int = 0) -> Costs:
         model: the model, with the parameters it will be used with.
         n_features: features of the generated rows.
         seed: seed of the rows.
+        num_actors: actors to start, in order to measure Ray, the sums between its actors and what
+            it takes to send them rows, too; None leaves those as they are.
+
+    Raises:
+        ParameterError: an argument is not allowed.
+        ResourceError: the Ray cluster lacks the CPUs.
+        MissingDependencyError: PyTorch, by which actors exchange sums, is not installed.
     """
+    if num_actors is not None and (not isinstance(num_actors, numbers.Integral) or num_actors < 1):
+        raise ParameterError(f"num_actors={num_actors!r}: give a whole number of at least 1")
     if not isinstance(model, GroupModel):
         raise ParameterError(
             f"model={model!r}: give a model of kingpin_ray.models, such as Ridge()"
@@ -97,6 +114,10 @@ def calibrate(model: GroupModel, n_features: int = 20, seed: int = 0) -> Costs:
     row, group = np.maximum(np.linalg.solve(system, np.array(seconds)), 1e-12)
     costs = Costs(float(row) / (n_features + 4), float(group))
     _measured[_name(model)] = costs
+    if num_actors is not None:
+        from kingpin_ray._cluster_costs import measure_cluster
+
+        _measured_cluster.append(measure_cluster(int(num_actors)))
     return costs
 
 

@@ -24,6 +24,8 @@ from kingpin_ray._scoring import scorer
 from kingpin_ray._shuffle import join_pieces
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from kingpin_ray._blocks import Block
@@ -72,23 +74,29 @@ class Exchange:
         """Returns what `add` returns: models take an exchange as the function that sums."""
         return self.add(values)
 
-    def tensor(self, values: Any) -> None:
-        """Sums a tensor over all workers in place, the same bytes on each.
+    def begin(self, values: Any) -> Callable[[], None]:
+        """Begins to sum a tensor over all workers in place; what it returns waits for the end.
 
-        NCCL takes a tensor where it is, gloo sums on the CPU.
+        Until then the tensor is not to be touched. All workers must begin their sums in the same
+        order. NCCL takes a tensor where it is, gloo sums on the CPU.
         """
         here = values if values.is_contiguous() else values.contiguous()
         here = here.to(self._device)
-        self._dist.all_reduce(here)
-        if here is not values:
-            values.copy_(here)
+        work = self._dist.all_reduce(here, async_op=True)
         self.count += 1
         self.sent_bytes += values.nbytes
+
+        def wait() -> None:
+            work.wait()
+            if here is not values:
+                values.copy_(here)
+
+        return wait
 
     def add(self, values: NDArray[Any]) -> NDArray[Any]:
         """Returns the sum of an array over all workers, the same bytes on each."""
         found = self._torch.from_numpy(np.array(values, order="C"))
-        self.tensor(found)
+        self.begin(found)()
         return np.asarray(found.numpy())
 
     def gather(self, values: NDArray[Any]) -> list[NDArray[Any]]:
@@ -148,6 +156,23 @@ class SplitWorker:
     ) -> tuple[Outcome | None, dict[str, float]]:
         """As `fit`, of rows that come as some parts of the data."""
         return self.fit(join_pieces(header, pieces), task)
+
+    def time_sums(self, size: int, rounds: int) -> float:
+        """Returns the seconds of one sum of `size` float64 over all workers; the first is warm-up.
+
+        Every worker must be asked at the same time.
+        """
+        assert self._exchange is not None
+        values = np.ones(size)
+        self._exchange.add(values)
+        began = time.perf_counter()
+        for _ in range(rounds):
+            self._exchange.add(values)
+        return (time.perf_counter() - began) / rounds
+
+    def take(self, values: NDArray[Any]) -> int:
+        """Returns the bytes of an array, once it is here."""
+        return int(values.nbytes)
 
     def leave(self) -> None:
         """Leaves the group."""

@@ -16,7 +16,7 @@ from kingpin_ray._keys import KeyTable, encode
 from kingpin_ray._source import Part, read_part
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -145,6 +145,14 @@ class Parts(ABC):
         """Returns the class of a group that holds one class only, else -1."""
         present = np.flatnonzero(self._class_counts[group])
         return int(present[0]) if len(present) == 1 else -1
+
+    def _by_part(self, positions: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        """Yields each part that holds some of the usable rows, and which of its own these are."""
+        for p in range(len(self._ids)):
+            low, high = self._rows[p], self._rows[p + 1]
+            mine = positions[(positions >= low) & (positions < high)] - low
+            if len(mine):
+                yield p, mine
 
     @abstractmethod
     def sample_rows(

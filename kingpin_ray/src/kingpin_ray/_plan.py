@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kingpin_ray._costs import ClusterCosts, exchange_seconds, fit_seconds
+from kingpin_ray._costs import ClusterCosts, cluster_costs, exchange_seconds, fit_seconds
 from kingpin_ray._errors import ParameterError
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def walls(
     Under "grouped", every number of split groups is tried that a fair placement could want: the
     largest groups, as long as one of them alone takes longer than its share of the workers.
     """
-    cluster = cluster or ClusterCosts()
+    cluster = cluster or cluster_costs()
     spent = fit_seconds(task.model, counts, n_features, fits_of(task))
     total = float(spent.sum())
     cores = min(cores, -(-int(counts.sum()) // _LEAST_CHUNK_ROWS)) if task.model.threads else 1
@@ -182,7 +182,7 @@ def explain(
     split = np.isin(final.column("plan").to_pylist(), ("data", "grouped"))
     if split.any() and workers > 1:
         asked, own = exchange_seconds(
-            task.model, rows, n_features, n_classes, fits_of(task), workers, ClusterCosts()
+            task.model, rows, n_features, n_classes, fits_of(task), workers, cluster_costs()
         ).T
         # Groups that are split together share the asking.
         shared = asked.max() * min(_CHUNKS, int(split.sum())) / split.sum()

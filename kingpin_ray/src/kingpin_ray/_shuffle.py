@@ -201,11 +201,10 @@ class Shuffled(Parts):
     ) -> tuple[NDArray[np.floating], NDArray[np.generic]]:
         """Returns features and target of some usable rows, counted over all parts in order."""
         take = self._ray.remote(take_part).options(num_cpus=1)
-        refs = []
-        for p, frame in enumerate(self._frames):
-            low, high = self._rows[p], self._rows[p + 1]
-            mine = positions[(positions >= low) & (positions < high)] - low
-            if len(mine):
-                refs.append(take.remote(frame, mine, self._codes[p]))
-        found = self._ray.get(refs)
+        found = self._ray.get(
+            [
+                take.remote(self._frames[p], mine, self._codes[p])
+                for p, mine in self._by_part(positions)
+            ]
+        )
         return np.concatenate([x for x, _ in found]), np.concatenate([y for _, y in found])

@@ -122,11 +122,8 @@ class Spilled(Parts):
     ) -> tuple[NDArray[np.floating], NDArray[np.generic]]:
         """Returns features and target of some usable rows, counted in the order of the data."""
         xs, ys = [], []
-        for p in range(len(self._ids)):
-            low, high = self._rows[p], self._rows[p + 1]
-            mine = positions[(positions >= low) & (positions < high)] - low
-            if len(mine):
-                at = np.argsort(self._map(p, "row"), kind="stable")[mine]
-                xs.append(self._map(p, "X")[at])
-                ys.append(self._labels(p, self._map(p, "y")[at]))
+        for p, mine in self._by_part(positions):
+            at = np.argsort(self._map(p, "row"), kind="stable")[mine]
+            xs.append(self._map(p, "X")[at])
+            ys.append(self._labels(p, self._map(p, "y")[at]))
         return np.concatenate(xs), np.concatenate(ys)

@@ -49,12 +49,12 @@ def run_split(
             for chunk in chunks:
                 for attempt in range(_TRIES):
                     if not team:
-                        team = _assemble(ray, world)
+                        team = assemble_team(ray, world)
                     refs = [_give(ray, frame, chunk, task, team, rank) for rank in range(world)]
                     try:
                         found = _all_or_first_error(ray, refs)
                     except ray.exceptions.RayError as error:
-                        _dismiss(ray, team)
+                        dismiss(ray, team)
                         team = []
                         cause = getattr(error, "cause", None)
                         if isinstance(cause, KingpinError):
@@ -71,10 +71,15 @@ def run_split(
             if team:
                 ray.get([worker.leave.remote() for worker in team], timeout=TIMEOUT_S)
         finally:
-            _dismiss(ray, team)
+            dismiss(ray, team)
 
 
-def _assemble(ray: Any, world: int) -> list[Any]:
+def assemble_team(ray: Any, world: int) -> list[Any]:
+    """Returns actors that found each other and can sum.
+
+    Raises:
+        ResourceError: they could not.
+    """
     # With a GPU for each worker NCCL sums where the gradients are; else gloo does on the CPU.
     backend = "nccl" if ray.cluster_resources().get("GPU", 0) >= world > 1 else "gloo"
     remote = ray.remote(SplitWorker).options(
@@ -88,7 +93,7 @@ def _assemble(ray: Any, world: int) -> list[Any]:
         ]
         ray.get(joins, timeout=TIMEOUT_S)
     except ray.exceptions.RayError as error:
-        _dismiss(ray, team)
+        dismiss(ray, team)
         cause = getattr(error, "cause", None)
         if isinstance(cause, KingpinError):
             raise cause from None
@@ -107,7 +112,8 @@ def _all_or_first_error(ray: Any, refs: list[Any]) -> list[Any]:
     return list(ray.get(refs))
 
 
-def _dismiss(ray: Any, team: list[Any]) -> None:
+def dismiss(ray: Any, team: list[Any]) -> None:
+    """Ends actors."""
     for worker in team:
         ray.kill(worker)
 

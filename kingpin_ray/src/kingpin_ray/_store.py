@@ -16,7 +16,7 @@ import json
 import os
 import pickle
 import re
-import tempfile
+import secrets
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,9 +38,8 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 _MANIFEST = "manifest.json"
-_PART = ".part"
 # What `write_atomically` calls a file of a store before it has all of it.
-_TEMPORARY = re.compile(r"\.(manifest\.json|[a-z0-9_.-]+\.arrow)\.[a-z0-9_]{8}\.part")
+_TEMPORARY = re.compile(r"\.(manifest\.json|[a-z0-9_.-]+\.arrow)\.[0-9a-f]{8}\.part")
 _OWN_KEYS = frozenset({"format", "complete", "segments", "files", "checksum"})
 _RUN_KEYS = frozenset(
     {
@@ -80,15 +79,16 @@ def write_atomically(path: Path, data: bytes) -> None:
         StoreError: the disk refuses.
     """
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_PART)
+        # Not by `tempfile`, whose files others may not read whatever the user's umask says.
+        name = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
         try:
-            with os.fdopen(handle, "wb") as file:
+            with name.open("xb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(name, path)
         except BaseException:
-            Path(name).unlink(missing_ok=True)
+            name.unlink(missing_ok=True)
             raise
     except OSError as error:
         raise StoreError(
