@@ -19,7 +19,7 @@ from kingpin_ray._blocks import offsets_of
 from kingpin_ray._driver import make_chunks, remaining
 from kingpin_ray._errors import InputError, ParameterError, StoreError
 from kingpin_ray._fallback import add_fallback
-from kingpin_ray._frame import Columns, Frame, held_truth, layout
+from kingpin_ray._frame import Columns, Frame, layout
 from kingpin_ray._inputs import key_columns, one_column
 from kingpin_ray._keys import encode
 from kingpin_ray._memory import give_back
@@ -33,6 +33,7 @@ from kingpin_ray._schedule import assignment_of, run_chunks
 from kingpin_ray._scoring import scorer
 from kingpin_ray._serving import BatchPredictor
 from kingpin_ray._store import Store, restore_model, understood
+from kingpin_ray._targets import held_truth
 from kingpin_ray._views import Estimators
 from kingpin_ray.models._base import Naming
 from kingpin_ray.models._sklearn import PerGroup
@@ -494,10 +495,4 @@ class GroupedEstimator(BaseEstimator):  # type: ignore[misc]
     def best_params_(self) -> dict[Any, dict[str, Any]]:
         """The chosen setting of each trained group, by key."""
         check_is_fitted(self, "_served")
-        served = self._served
-        keys = served.keys.keys()
-        return {
-            keys[g]: dict(served.configs[int(served.config[slot])])
-            for g, slot in enumerate(served.slot)
-            if slot >= 0
-        }
+        return self._served.best_params()

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from kingpin_ray._blocks import Block, group_counts, group_order, offsets_of, ranges
 from kingpin_ray._errors import (
@@ -16,11 +15,11 @@ from kingpin_ray._errors import (
     InputError,
     MissingColumnError,
     ParameterError,
-    UnsupportedColumnError,
 )
 from kingpin_ray._hashes import row_hashes
-from kingpin_ray._inputs import arrow_of
-from kingpin_ray._keys import KeyTable, encode, one_chunk, plain_column
+from kingpin_ray._inputs import arrow_of, numeric_column
+from kingpin_ray._keys import KeyTable, encode
+from kingpin_ray._targets import target_classes, target_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -178,116 +177,6 @@ def layout(
     if not chosen:
         raise ParameterError("features: no column is left to train on; name at least one")
     return Layout(keys, target, chosen)
-
-
-def numeric_column(column: Any, name: Any) -> NDArray[np.generic]:
-    """Returns a feature column as a number array, null as NaN.
-
-    Raises:
-        UnsupportedColumnError: the column is not numeric.
-    """
-    array = one_chunk(column)
-    kind = array.type
-    numeric = (
-        pa.types.is_floating(kind)
-        or pa.types.is_integer(kind)
-        or pa.types.is_boolean(kind)
-        or pa.types.is_null(kind)
-    )
-    if pa.types.is_decimal(kind):
-        array, numeric = array.cast(pa.float64()), True
-    if not numeric:
-        raise UnsupportedColumnError(
-            f"features: column {name!r} is of type {kind}; models need numbers. Encode it (for "
-            "example with pandas get_dummies) or leave it out through features=[...]"
-        )
-    if pa.types.is_null(kind):
-        return np.full(len(array), np.nan, np.float32)
-    if pa.types.is_boolean(kind):
-        array = array.cast(pa.uint8())
-    if array.null_count and pa.types.is_integer(array.type):
-        small = array.type.bit_width <= 16
-        array = array.cast(pa.float32() if small else pa.float64(), safe=False)
-    return np.asarray(array.to_numpy(zero_copy_only=False))
-
-
-def target_values(column: Any, name: Any) -> NDArray[np.float64]:
-    """Returns a regression target, NaN where it is missing or infinite; a view where it can be."""
-    try:
-        values = numeric_column(column, name).astype(np.float64, copy=False)
-    except UnsupportedColumnError as error:
-        raise UnsupportedColumnError(
-            f"target={name!r}: a regression target must be numeric; for classes use Logistic or "
-            "another classifier"
-        ) from error
-    finite = np.isfinite(values)
-    return values if finite.all() else np.where(finite, values, np.nan)
-
-
-def target_classes(column: Any, name: Any) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    """Returns (N,) class codes, -1 where missing, and the sorted classes.
-
-    Raises:
-        UnsupportedColumnError: the target looks continuous.
-    """
-    array = plain_column(column, str(name))
-    if pa.types.is_floating(array.type):
-        values = array.to_numpy(zero_copy_only=False)
-        known = values[~np.isnan(values)]
-        if not np.isfinite(known).all():
-            raise UnsupportedColumnError(
-                f"target={name!r}: Input y contains infinity, which is no class; leave it out or "
-                "make it NaN, which is dropped and counted"
-            )
-        if (known != np.round(known)).any():
-            raise UnsupportedColumnError(
-                f"Unknown label type: target={name!r} is continuous, not classes; use a regression "
-                "model such as Linear, or make classes of it first"
-            )
-    coded = array.dictionary_encode()
-    order = pc.sort_indices(coded.dictionary).to_numpy()
-    classes = coded.dictionary.take(pa.array(order)).to_numpy(zero_copy_only=False)
-    rank = np.empty(len(order) + 1, np.int64)
-    rank[order] = np.arange(len(order))
-    rank[-1] = -1
-    codes = pc.fill_null(coded.indices, -1).to_numpy(zero_copy_only=False)
-    return rank[codes], classes
-
-
-def held_truth(
-    column: Any, name: str, classes: NDArray[Any] | None, scoring: str
-) -> tuple[NDArray[np.generic], NDArray[np.bool_]]:
-    """Returns the true values or class codes of rows to score, and which rows have one.
-
-    Args:
-        column: Arrow array.
-        name: how an error names it.
-        classes: the classes of training; None for regression.
-        scoring: accuracy alone can score a class that was not in training: as an error.
-
-    Raises:
-        InputError: no row has a target, or a class is new.
-    """
-    if classes is None:
-        values = target_values(column, name)
-        kept = ~np.isnan(values)
-        codes: NDArray[np.generic] = values
-    else:
-        known = {label: code for code, label in enumerate(classes.tolist())}
-        labels = plain_column(column, name).to_pylist()
-        kept = np.array([label is not None for label in labels], bool)
-        place = np.array([known.get(label, -1) for label in labels], np.int64)
-        codes, new = place, kept & (place < 0)
-        if new.any() and scoring != "accuracy":
-            raise InputError(
-                f"{name}: the class {labels[int(np.flatnonzero(new)[0])]!r} was not in training; "
-                f"scoring={scoring!r} cannot score it, 'accuracy' counts it as wrong"
-            )
-    if not kept.any():
-        raise EmptyDataError(
-            f"{name} is missing in all {len(kept)} rows; there is nothing to score"
-        )
-    return codes, kept
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,18 @@
-"""What users hand over as y and groups, as Arrow columns."""
+"""What users hand over, as Arrow columns and as numbers."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 from sklearn.utils.validation import column_or_1d
 
 from kingpin_ray._errors import InputError, MixedTypesError, UnsupportedColumnError
+from kingpin_ray._keys import one_chunk
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 def arrow_of(values: Any, what: str) -> pa.Array:
@@ -86,3 +90,34 @@ def _masked(values: Any) -> pa.Array:
     """Returns a masked column with null for what is masked; NumPy would uncover it."""
     mask = np.ma.getmaskarray(values)
     return pa.array(np.ascontiguousarray(values.data), mask=mask, from_pandas=True)
+
+
+def numeric_column(column: Any, name: Any) -> NDArray[np.generic]:
+    """Returns a feature column as a number array, null as NaN.
+
+    Raises:
+        UnsupportedColumnError: the column is not numeric.
+    """
+    array = one_chunk(column)
+    kind = array.type
+    numeric = (
+        pa.types.is_floating(kind)
+        or pa.types.is_integer(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_null(kind)
+    )
+    if pa.types.is_decimal(kind):
+        array, numeric = array.cast(pa.float64()), True
+    if not numeric:
+        raise UnsupportedColumnError(
+            f"features: column {name!r} is of type {kind}; models need numbers. Encode it (for "
+            "example with pandas get_dummies) or leave it out through features=[...]"
+        )
+    if pa.types.is_null(kind):
+        return np.full(len(array), np.nan, np.float32)
+    if pa.types.is_boolean(kind):
+        array = array.cast(pa.uint8())
+    if array.null_count and pa.types.is_integer(array.type):
+        small = array.type.bit_width <= 16
+        array = array.cast(pa.float32() if small else pa.float64(), safe=False)
+    return np.asarray(array.to_numpy(zero_copy_only=False))

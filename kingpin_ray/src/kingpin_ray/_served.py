@@ -105,6 +105,15 @@ class Served:
             )
         return slot
 
+    def best_params(self) -> dict[Any, dict[str, Any]]:
+        """Returns the setting of each group that has a model of its own, by key."""
+        keys = self.keys.keys()
+        return {
+            keys[g]: dict(self.configs[int(self.config[slot])])
+            for g, slot in enumerate(self.slot)
+            if slot >= 0
+        }
+
     def export(self, slot: int) -> Any:
         """Returns one model as an object of its host library."""
         config = self.configs[int(self.config[slot])]
