@@ -280,3 +280,115 @@ def test_index_policy_equals_the_dynamic_programme_on_small_boxes():
             )
 
         assert by_index(start, (0, 1, 2)) == pytest.approx(best_value(start, (0, 1, 2)), rel=1e-9)
+
+
+class Ensemble(SingleTaskGP):
+    """Averaged over its batch of models, as fully Bayesian models of BoTorch are."""
+
+    _is_ensemble = True
+
+    def posterior(self, X, *args, **options):
+        return super().posterior(X.unsqueeze(-3), *args, **options)
+
+
+@pytest.mark.parametrize("log_outcome", [False, True])
+def test_an_ensemble_pays_each_point_s_own_cost(log_outcome):
+    torch.manual_seed(0)
+    x = torch.rand(6, 2, dtype=torch.float64)
+    y = torch.sin(3 * x).sum(-1, keepdim=True)
+    members = torch.stack([y, 1.1 * y, 0.9 * y, y + 0.1])
+    with validate_input_scaling(False):
+        model = Ensemble(
+            x.expand(4, 6, 2), members, torch.full_like(members, 1e-2), outcome_transform=None
+        )
+    index = mlcd.PandoraGittinsIndex(model, cost_of, log_outcome=log_outcome)
+    # As many points as members, which a cost of the wrong shape would be broadcast over.
+    points = torch.rand(4, 1, 2, dtype=torch.float64)
+    with torch.no_grad():
+        together = index(points)
+        alone = torch.cat([index(point.unsqueeze(0)) for point in points])
+    torch.testing.assert_close(together, alone)
+    assert not index.should_stop(points.squeeze(1), math.inf)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"maximize": True}, {"log_outcome": True}], ids=lambda o: str(o)
+)
+def test_a_point_of_infinite_cost_is_never_the_best(fitted, options):
+    def cost(x):
+        return torch.where(x[..., 0] > 0.5, math.inf, 0.1)
+
+    index = mlcd.PandoraGittinsIndex(fitted, cost, **options)
+    x = torch.tensor([[0.9, 0.1], [0.2, 0.1]], dtype=torch.float64, requires_grad=True)
+    value = index(x.unsqueeze(-2))
+    assert value[0] == -math.inf
+    assert value[1].isfinite()
+    value[1].backward()
+    assert x.grad.isfinite().all()
+
+
+def test_should_stop_without_choices_and_without_a_best(fitted):
+    index = mlcd.PandoraGittinsIndex(fitted, cost_of)
+    assert index.should_stop(torch.rand(0, 2, dtype=torch.float64), 1.0)
+    with pytest.raises(mlcd.InvalidInput, match="best_f must be a number"):
+        index.should_stop(torch.rand(3, 2, dtype=torch.float64), math.nan)
+    x = torch.rand(3, 6, 2, dtype=torch.float64)
+    batch = SingleTaskGP(x, x.sum(-1, keepdim=True), torch.full((3, 6, 1), 1e-2).double())
+    with pytest.raises(mlcd.InvalidInput, match="one model, got a batch"):
+        mlcd.PandoraGittinsIndex(batch, cost_of).should_stop(x[0], 1.0)
+
+
+@pytest.mark.parametrize(
+    ("cost", "says"),
+    [
+        (lambda x: 1.0, "must return a tensor, got float"),
+        (lambda x: None, "must return a tensor, got NoneType"),
+        (lambda x: x.new_full(x.shape[:-1], math.nan), "NaN"),
+    ],
+)
+def test_a_cost_of_the_wrong_kind(cost, says, fitted):
+    x = torch.rand(3, 1, 2, dtype=torch.float64)
+    for acquisition in (
+        mlcd.PandoraGittinsIndex(fitted, cost),
+        mlcd.LogEIPerCost(fitted, 0.0, cost),
+    ):
+        with pytest.raises(mlcd.InvalidInput, match=says):
+            acquisition(x)
+
+
+def test_costs_that_cannot_be_called(fitted):
+    for make in (
+        lambda: mlcd.PandoraGittinsIndex(fitted, 1.0),
+        lambda: mlcd.LogEIPerCost(fitted, 0.0, None),
+        lambda: mlcd.ReserveConstraint(1.0, 1.0),
+    ):
+        with pytest.raises(mlcd.InvalidInput, match="must be a function"):
+            make()
+    with pytest.raises(mlcd.InvalidInput, match="left must be a number"):
+        mlcd.ReserveConstraint(cost_of, "x")
+    reserve = mlcd.ReserveConstraint(lambda x: x[..., :1], 1.0)
+    with pytest.raises(mlcd.InvalidInput, match="one value a point"):
+        reserve.filter(torch.rand(3, 2))
+    counts = mlcd.PandoraGittinsIndex(fitted, lambda x: torch.ones(x.shape[:-1], dtype=torch.bool))
+    assert counts(torch.rand(3, 1, 2, dtype=torch.float64)).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"count_dim": -1},
+        {"count_dim": 1.5},
+        {"price_dim": "x"},
+        {"count_range": (1,)},
+        {"count_range": 5},
+        {"count_range": (1, 2, 3)},
+    ],
+)
+def test_scaling_mean_refuses_in_words(options):
+    with pytest.raises(mlcd.InvalidInput, match=next(iter(options))):
+        mlcd.ScalingMean(**options)
+
+
+def test_scaling_mean_of_whole_numbers_is_not_cut_to_one():
+    mean = mlcd.ScalingMean()(torch.tensor([[1, 0]]))
+    assert mean.item() == pytest.approx(-0.81 + 0.016)

@@ -11,9 +11,14 @@ import torch
 from botorch.acquisition.analytic import AnalyticAcquisitionFunction, LogExpectedImprovement
 from botorch.acquisition.objective import PosteriorTransform
 from botorch.models.model import Model
-from botorch.utils.transforms import average_over_ensemble_models, t_batch_mode_transform
+from botorch.utils.transforms import (
+    average_over_ensemble_models,
+    is_ensemble,
+    t_batch_mode_transform,
+)
 from torch import Tensor
 
+from ._check import at_least_zero, real
 from ._errors import InvalidInput
 
 Cost = Callable[[Tensor], Tensor]
@@ -35,7 +40,8 @@ class PandoraGittinsIndex(AnalyticAcquisitionFunction):
 
     Args:
         model: a fitted single-outcome model.
-        cost: maps ``batch_shape x d`` points to ``batch_shape`` costs above zero.
+        cost: maps ``batch_shape x d`` points to ``batch_shape`` costs above zero; infinity where a
+            point may not be tried.
         maximize: whether larger outcomes are better.
         log_outcome: the model is one of log f, f the outcome in the unit of the cost; only for
             minimising.
@@ -61,6 +67,7 @@ class PandoraGittinsIndex(AnalyticAcquisitionFunction):
         posterior_transform: PosteriorTransform | None = None,
     ) -> None:
         super().__init__(model=model, posterior_transform=posterior_transform)
+        _callable("cost", cost)
         if log_outcome and maximize:
             raise InvalidInput("log_outcome=True is for minimising; give maximize=False")
         self.cost = cost
@@ -75,6 +82,9 @@ class PandoraGittinsIndex(AnalyticAcquisitionFunction):
         assert sigma is not None
         mean, sd = mean.squeeze(-1), sigma.squeeze(-1)
         cost = _checked_cost(self.cost, X)
+        if is_ensemble(self.model):
+            # One mean for each member of it, over which the caller averages.
+            cost = cost.unsqueeze(-1)
         if self.log_outcome:
             return -lognormal_index(mean, sd, cost)
         if self.maximize:
@@ -87,7 +97,18 @@ class PandoraGittinsIndex(AnalyticAcquisitionFunction):
         Args:
             choices: the points that may still be tried, ``n x d``.
             best_f: the best outcome in hand (in the outcome's own unit, also for a log model).
+
+        Raises:
+            InvalidInput: `best_f` is NaN, or the model is a batch of several.
         """
+        if math.isnan(best_f):
+            raise InvalidInput("best_f must be a number, got NaN; give an outcome that was seen")
+        if self.model.batch_shape and not is_ensemble(self.model):
+            raise InvalidInput(
+                f"should_stop decides for one model, got a batch of {tuple(self.model.batch_shape)}"
+            )
+        if not len(choices):
+            return True
         with torch.no_grad():
             index = self(choices.unsqueeze(-2))
         # Values are negated indices when minimising.
@@ -102,7 +123,8 @@ class LogEIPerCost(LogExpectedImprovement):
     Args:
         model: a fitted single-outcome model.
         best_f: best outcome so far, scalar or ``batch_shape``.
-        cost: maps ``batch_shape x d`` points to ``batch_shape`` costs above zero.
+        cost: maps ``batch_shape x d`` points to ``batch_shape`` costs above zero; infinity where a
+            point may not be tried.
         exponent: power of the cost; less than one cools it (arXiv 2003.10870).
         posterior_transform: as in BoTorch.
         maximize: whether larger outcomes are better.
@@ -118,6 +140,7 @@ class LogEIPerCost(LogExpectedImprovement):
         maximize: bool = True,
     ) -> None:
         super().__init__(model, best_f, posterior_transform, maximize)
+        _callable("cost", cost)
         self.cost = cost
         self.exponent = float(exponent)
 
@@ -149,17 +172,17 @@ class ReserveConstraint:
     """
 
     def __init__(self, spend: Cost, left: float, reserve: float = 0.0) -> None:
+        left, reserve = real("left", left), at_least_zero("reserve", reserve)
         if not math.isfinite(left):
             raise InvalidInput(f"left must be finite, got {left!r}")
-        if not (math.isfinite(reserve) and reserve >= 0):
-            raise InvalidInput(f"reserve must be finite and at least 0, got {reserve!r}")
+        _callable("spend", spend)
         self.spend = spend
-        self.left = float(left)
-        self.reserve = float(reserve)
+        self.left = left
+        self.reserve = reserve
 
     def __call__(self, X: Tensor) -> Tensor:
         """Returns what would be left above the reserve, shape of X without its last dimension."""
-        return self.left - self.reserve - self.spend(X)
+        return self.left - self.reserve - _one_a_point("spend", self.spend(X), X.shape[:-1], X)
 
     def filter(self, choices: Tensor) -> Tensor:
         """Returns the rows of ``n x d`` choices whose trial keeps the reserve."""
@@ -173,6 +196,8 @@ class ReserveConstraint:
 def normal_index(mean: Tensor, sd: Tensor, cost: Tensor) -> Tensor:
     """Returns the g with ``E[(g - f)+] = cost`` for ``f ~ N(mean, sd**2)``, elementwise."""
     mean, sd, cost = torch.broadcast_tensors(mean, sd, cost)  # type: ignore[no-untyped-call]
+    banned = cost.isinf()
+    cost = cost.masked_fill(banned, 1.0)
     with torch.no_grad():
         # In units of sd around the mean: E[(z - Z)+] = z Phi(z) + phi(z) = cost / sd. Far below,
         # it is about phi(z) / z**2; above, it exceeds z.
@@ -190,12 +215,14 @@ def normal_index(mean: Tensor, sd: Tensor, cost: Tensor) -> Tensor:
     # The equation's own derivatives: dg = d mean - (phi / Phi) d sd + d cost / Phi.
     tangent = (mean - mean.detach()) - ratio * (sd - sd.detach())
     tangent = tangent + (cost - cost.detach()) / chance
-    return (mean + z * sd).detach() + tangent
+    return ((mean + z * sd).detach() + tangent).masked_fill(banned, math.inf)
 
 
 def lognormal_index(mean: Tensor, sd: Tensor, cost: Tensor) -> Tensor:
     """Returns the g with ``E[(g - f)+] = cost`` for ``log f ~ N(mean, sd**2)``, elementwise."""
     mean, sd, cost = torch.broadcast_tensors(mean, sd, cost)  # type: ignore[no-untyped-call]
+    banned = cost.isinf()
+    cost = cost.masked_fill(banned, 1.0)
     with torch.no_grad():
         m, s, c = mean.double(), sd.double(), cost.double()
         scaled = c / m.exp()
@@ -217,7 +244,7 @@ def lognormal_index(mean: Tensor, sd: Tensor, cost: Tensor) -> Tensor:
         d_sd = (partial * s - level * density) / chance
     tangent = d_mean.to(mean) * (mean - mean.detach()) + d_sd.to(mean) * (sd - sd.detach())
     tangent = tangent + (cost - cost.detach()) / chance.to(mean)
-    return level.to(mean) + tangent
+    return (level.to(mean) + tangent).masked_fill(banned, math.inf)
 
 
 def _phi_cdf(z: Tensor) -> Tensor:
@@ -240,12 +267,25 @@ def _log_shortfall(z: Tensor) -> Tensor:
 
 
 def _checked_cost(cost: Cost, X: Tensor) -> Tensor:
-    value = cost(X.squeeze(-2))
-    if value.shape != X.shape[:-2]:
-        raise InvalidInput(
-            f"cost must return one value a point, shape {tuple(X.shape[:-2])}, got "
-            f"{tuple(value.shape)}"
-        )
+    value = _one_a_point("cost", cost(X.squeeze(-2)), X.shape[:-2], X)
+    if bool(value.isnan().any()):
+        raise InvalidInput("cost returned NaN; give infinity where a point may not be tried")
     if not bool((value > 0).all()):
         raise InvalidInput("cost must be above 0 everywhere; a free trial needs no decision")
     return value
+
+
+def _one_a_point(name: str, value: object, shape: torch.Size, like: Tensor) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise InvalidInput(f"{name} must return a tensor, got {type(value).__name__}")
+    if value.shape != shape:
+        raise InvalidInput(
+            f"{name} must return one value a point, shape {tuple(shape)}, got {tuple(value.shape)}"
+        )
+    # Counts and flags, too.
+    return value if value.is_floating_point() else value.to(like)
+
+
+def _callable(name: str, value: object) -> None:
+    if not callable(value):
+        raise InvalidInput(f"{name} must be a function of points, got {value!r}")

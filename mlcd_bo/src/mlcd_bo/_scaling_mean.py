@@ -1,13 +1,14 @@
 """The scaling prior as a mean function for GPyTorch and BoTorch models."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from gpytorch.means import Mean
 from gpytorch.priors import NormalPrior
 from torch import Tensor
 
-from ._check import positive, positive_int
+from ._check import positive, whole
 from ._errors import InvalidInput
 from ._prior import COUNT_BEND, COUNT_SLOPE, PRICE_SLOPE
 
@@ -23,7 +24,7 @@ class ScalingMean(Mean):  # type: ignore[misc]
     of machines and q the log price, both taken from columns of the input. BoTorch wants inputs
     in the unit cube: with ranges given, 0 stands for the log of the range's low end and 1 for
     that of its high end. The constant and the slopes are parameters; the slopes have normal
-    priors.
+    priors. It is for models of one output that are no batch of several: all share the parameters.
 
     Args:
         count_dim: column of the input that holds the log number of machines.
@@ -54,9 +55,8 @@ class ScalingMean(Mean):  # type: ignore[misc]
         super().__init__()
         self._count_span = _log_span("count_range", count_range)
         self._price_span = _log_span("price_range", price_range)
-        positive_int("count_dim + 1", count_dim + 1)
-        if price_dim is not None:
-            positive_int("price_dim + 1", price_dim + 1)
+        count_dim = whole("count_dim", count_dim)
+        price_dim = None if price_dim is None else whole("price_dim", price_dim)
         if count_dim == price_dim:
             raise InvalidInput(f"count_dim and price_dim are both {count_dim}; give two columns")
         self.count_dim = count_dim
@@ -80,12 +80,14 @@ class ScalingMean(Mean):  # type: ignore[misc]
         mean: Tensor = self.constant + self.count_slope * count + COUNT_BEND * count**2
         if self.price_dim is not None:
             mean = mean + self.price_slope * self._price_span * x[..., self.price_dim]
-        return mean.to(x)
+        return mean.to(x) if x.is_floating_point() else mean
 
 
 def _log_span(name: str, ends: tuple[float, float] | None) -> float:
     if ends is None:
         return 1.0
+    if not isinstance(ends, Sequence) or len(ends) != 2:
+        raise InvalidInput(f"{name} must be the two ends of a range, got {ends!r}")
     low, high = positive(name, ends[0]), positive(name, ends[1])
     if high <= low:
         raise InvalidInput(f"{name} must rise, got {ends!r}")
