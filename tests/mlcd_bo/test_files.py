@@ -30,6 +30,11 @@ def write(tmp_path, text, name="f.yaml"):
         ("types: [{name: a, price: 1, counts: [0]}]", "counts"),
         ("types: [{name: a, price: 1}]\ncounts: {b: [1]}", "not in the catalogue"),
         ("types: [{name: a, price: 1}]\nnumbers: [1]", "unknown keys"),
+        ("types: [{name: a, price: 1, counts: [1]}, {name: b, price: 2}]", "no counts for 'b'"),
+        ("types: [{name: a, price: 1}, {name: b, price: 2}]\ncounts: {a: [1]}", "counts for 'b'"),
+        ("types: [{name: , price: 1}]\ncounts: [1]", "name must be a non-empty"),
+        ("types: [{name: on, price: 1}]\ncounts: [1]", "name must be a non-empty"),
+        ('types: [{name: "a\\e", price: 1}]\ncounts: [1]', "printable"),
         ("types: [{name: a, price: 1, price: 9}]", "key 'price' is given twice"),
         ("types: [{name: a, price: 1}]\ntypes: [{name: b, price: 2}]", "key 'types' is given"),
     ],
@@ -173,3 +178,58 @@ def test_traces_read(tmp_path):
         profiler.profile(mlcd.Deployment(mlcd.InstanceType("y", 1.0), 1), mlcd.Limits())
     with pytest.raises(mlcd.InvalidInput, match="noise"):
         mlcd.TraceProfiler(path, "a", noise=-1)
+
+
+def test_files_as_spreadsheets_write_them(tmp_path):
+    path = tmp_path / "prices.csv"
+    path.write_bytes(b"\xef\xbb\xbfname,price,quota\r\na,1.5,2.0\r\n")
+    assert mlcd.Catalog.from_csv(path)["a"] == mlcd.InstanceType("a", 1.5, quota=2)
+    runs = tmp_path / "runs.csv"
+    runs.write_bytes(b"\xef\xbb\xbf" + HEAD.encode() + b"j,a,1,100,1,,\n")
+    assert list(read_traces(runs)) == ["j"]
+    path.write_bytes(b"\xef\xbb\xbfname,price\r\nm5.large,1.5\r\n")
+    assert mlcd.Catalog.aws(["m5.large"], prices=path)["m5.large"].price == 1.5
+
+
+def test_yaml_numbers_that_yaml_takes_for_text(tmp_path):
+    text = "types: [{name: 1, price: 1e-3}]\ncounts: {1: [1, 2]}"
+    catalog = mlcd.Catalog.from_yaml(write(tmp_path, text))
+    assert [d.key for d in mlcd.SearchSpace(catalog)] == ["1 x1", "1 x2"]
+    assert catalog["1"].price == 0.001
+
+
+def test_lines_are_counted_as_an_editor_does(tmp_path):
+    path = write(tmp_path, "name,price\nthin,3\n\n\nwide,x\n", "f.csv")
+    with pytest.raises(mlcd.CatalogError, match="line 5: price"):
+        mlcd.Catalog.from_csv(path)
+    path = write(tmp_path, HEAD + "j,a,1,100,1,,\n\n\nj,a,2,x,1,,\n", "g.csv")
+    with pytest.raises(mlcd.TraceError, match="line 5: runtime_s"):
+        read_traces(path)
+
+
+def test_a_quote_that_is_never_closed(tmp_path):
+    rest = "x" * 200_000
+    with pytest.raises(mlcd.CatalogError, match="close every quote"):
+        mlcd.Catalog.from_csv(write(tmp_path, f'name,price\n"a,1\n{rest}', "f.csv"))
+    with pytest.raises(mlcd.TraceError, match="close every quote"):
+        read_traces(write(tmp_path, f'{HEAD}"j,a,1\n{rest}', "g.csv"))
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("j,a,1,0,1,,", "runtime_s must be finite and above 0, got 0.0"),
+        ("j,a,1,-5,1,,", "runtime_s must be finite and above 0, got -5.0"),
+        ("j,a,1,nan,1,,", "runtime_s must be finite and above 0, got nan"),
+        ("j,a,1,100,1,timeout,inf", "speed must be finite and above 0, got inf"),
+    ],
+)
+def test_a_trace_cell_that_no_run_can_have(line, says, tmp_path):
+    with pytest.raises(mlcd.TraceError, match=says):
+        read_traces(write(tmp_path, f"{HEAD}{line}\n", "f.csv"))
+
+
+def test_a_job_that_never_ran(tmp_path):
+    path = write(tmp_path, f"{HEAD}j,a,1,,1,oom,\nj,a,2,,1,error,\n", "f.csv")
+    with pytest.raises(mlcd.TraceError, match="job 'j' has no run that gave a speed"):
+        mlcd.TraceProfiler(path)

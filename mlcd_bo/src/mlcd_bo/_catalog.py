@@ -44,8 +44,8 @@ class InstanceType:
     quota: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name.strip():
-            raise CatalogError(f"name must be a non-empty string, got {self.name!r}")
+        if not isinstance(self.name, str) or not self.name.strip() or not self.name.isprintable():
+            raise CatalogError(f"name must be a non-empty, printable string, got {self.name!r}")
         label = f"instance type {self.name!r}"
         price = positive(f"{label}: price", self.price, CatalogError, " (dollars per hour)")
         object.__setattr__(self, "price", _plain(self.price, price))

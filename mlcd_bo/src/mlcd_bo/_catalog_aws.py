@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ._catalog import Catalog, InstanceType
-from ._catalog_files import cell, once, read_text
+from ._catalog_files import cell, csv_rows, once, read_text
 from ._errors import CatalogError
 
 
@@ -51,12 +51,14 @@ def _prices(path: str | PathLike[str] | None) -> tuple[str | None, dict[str, dic
             dated = note.removeprefix("dated:").strip() if note.startswith("dated:") else dated
         elif line.strip():
             rows.append(line)
-    reader = csv.DictReader(rows)
-    if not {"name", "price"} <= set(reader.fieldnames or ()):
-        raise CatalogError(f"{label} needs the columns name and price, got {reader.fieldnames}")
-    once(label, reader.fieldnames)
+    columns, lines = csv_rows(label, "\n".join(rows))
+    if not {"name", "price"} <= set(columns):
+        raise CatalogError(
+            f"{label} needs the columns name and price, separated by commas; got {columns}"
+        )
+    once(label, columns)
     found: dict[str, dict[str, Any]] = {}
-    for row in reader:
+    for _, row in lines:
         if row["name"] in found:
             raise CatalogError(f"{label} has two prices for {row['name']!r}; give it one")
         fields = {k: row[k] for k in ("price", "spot_price") if (row.get(k) or "").strip()}

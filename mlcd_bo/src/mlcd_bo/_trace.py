@@ -1,6 +1,5 @@
 """Tables of measured runs: which deployment took how long."""
 
-import csv
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -8,7 +7,7 @@ from os import PathLike
 from pathlib import Path
 
 from ._catalog import Catalog, InstanceType
-from ._catalog_files import once
+from ._catalog_files import csv_rows, once
 from ._errors import CatalogError, TraceError
 from ._space import Deployment, SearchSpace
 from ._trial import Status
@@ -80,17 +79,15 @@ def read_traces(
     """
     file = Path(path)
     try:
-        with open(file, newline="", encoding="utf-8") as handle:
-            reader = csv.DictReader(handle)
-            columns = reader.fieldnames or []
-            rows = list(enumerate(reader, start=2))
+        text = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as problem:
         raise TraceError(f"trace {str(file)!r} cannot be read: {problem}") from problem
+    columns, rows = csv_rows(f"trace {str(file)!r}", text, TraceError)
     missing = [name for name in _NEEDED if name not in columns]
     if missing:
         raise TraceError(
             f"trace {str(file)!r} has no column {', '.join(missing)}; "
-            f"needed are {', '.join(_NEEDED)}"
+            f"needed are {', '.join(_NEEDED)}, separated by commas"
         )
     once(f"trace {str(file)!r}", columns, TraceError)
     wanted = None if jobs is None else set(jobs)
@@ -156,7 +153,9 @@ def _outcome(where: str, row: dict[str, str]) -> tuple[float, Status]:
         raise TraceError(f"{where}: status {status!r} is unknown; use ok, {', '.join(_FAILURES)}")
     speed = _number(where, "speed", row.get("speed"))
     runtime = _number(where, "runtime_s", row["runtime_s"])
-    if status == "timeout" and speed is not None and speed > 0:
+    if speed is not None and not (math.isfinite(speed) and speed > 0):
+        raise TraceError(f"{where}: speed must be finite and above 0, got {speed!r}")
+    if status == "timeout" and speed is not None:
         # Cut off by a time limit, but it ran: its speed is as good as any.
         return speed, "ok"
     if status != "ok":
@@ -166,10 +165,11 @@ def _outcome(where: str, row: dict[str, str]) -> tuple[float, Status]:
             f"{where}: runtime_s and speed are both empty in a run that is 'ok'; give one of "
             "them, or the status of the failure"
         )
-    value = speed if speed is not None else 1.0 / runtime if runtime else 0.0
-    if not (math.isfinite(value) and value > 0):
-        raise TraceError(f"{where}: speed {value!r} must be finite and above 0")
-    return value, "ok"
+    if speed is not None:
+        return speed, "ok"
+    if runtime is None or not (math.isfinite(runtime) and runtime > 0):
+        raise TraceError(f"{where}: runtime_s must be finite and above 0, got {runtime!r}")
+    return 1.0 / runtime, "ok"
 
 
 def _number(where: str, column: str, text: str | None) -> float | None:

@@ -1,5 +1,6 @@
 """Profiles nothing: replays measured runs, charging what a real trial would have cost."""
 
+import math
 from collections.abc import Callable
 from os import PathLike
 
@@ -63,6 +64,8 @@ class TraceProfiler:
             (trace,) = traces.values()
         if not 0.0 <= noise < 1.0:
             raise InvalidInput(f"noise must be at least 0 and below 1, got {noise!r}")
+        if not math.isfinite(trace.fastest):
+            raise TraceError(f"job {trace.job!r} has no run that gave a speed; all of them failed")
         self.trace = trace
         self.space: SearchSpace = trace.space
         self.noise = float(noise)
