@@ -105,6 +105,9 @@ def test_nothing_feasible_has_its_own_status_and_still_a_report(trace, tmp_path,
         (["report", "no.db", "folder"], "is not there"),
         (["catalog", "CATALOG", "--names", "x"], "no type 'x'"),
         (["catalog", "--names", "x9.huge"], "x9.huge"),
+        (["catalog", "CATALOG", "--prices", "nofile"], "--prices goes with"),
+        (["plan", "CATALOG", "--samples", "1", "--trials", "0"], "--trials must be at least 1"),
+        (["resume", "no.db", "--counts", "1"], "--counts goes with --catalog"),
     ],
 )
 def test_bad_input_is_one_line(command, says, catalog, capsys):
@@ -145,6 +148,59 @@ def test_catalog_lists(catalog, capsys):
     assert "prices: 2026-01" in capsys.readouterr().out
 
 
+def test_a_csv_catalogue_needs_counts_from_the_command_line(tmp_path, capsys):
+    path = tmp_path / "PRICES.CSV"
+    path.write_text("name,price\na,1\n")
+    assert main(["plan", str(path), "--samples", "1"]) == 2
+    assert "--counts 1 2 4" in capsys.readouterr().err
+    assert main(["plan", str(path), "--samples", "1", "--counts", "1", "2"]) == 0
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_any_trial(
+    trace, tmp_path, capsys, monkeypatch
+):
+    (tmp_path / "file").touch()
+    command = ["replay", trace, "--deadline", "6", "--report"]
+    assert main([*command, str(tmp_path / "file" / "out")]) == 2
+    said = capsys.readouterr()
+    assert "cannot be written" in said.err
+    assert said.out == ""
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert main([*command, str(tmp_path / "out")]) == 2
+    said = capsys.readouterr()
+    assert "mlcd-bo[plot]" in said.err
+    assert said.out == ""
+
+
+def test_the_recommendation_is_printed_whatever_the_report_does(
+    trace, tmp_path, capsys, monkeypatch
+):
+    def fails(*_args):
+        raise mlcd.StoreError("the disk is full")
+
+    monkeypatch.setattr(mlcd.DeploymentOptimizer, "report", fails)
+    command = ["replay", trace, "--deadline", "6", "--report", str(tmp_path / "out")]
+    assert main(command) == 2
+    said = capsys.readouterr()
+    assert "stops because" in said.out
+    assert "the disk is full" in said.err
+
+
+def test_output_that_nobody_reads_to_its_end_is_no_error():
+    command = [sys.executable, "-m", "mlcd_bo", "catalog"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as listing:
+        listing.stdout.close()
+        assert listing.stderr.read() == b""
+    assert listing.returncode == 0
+
+
+def test_a_single_candidate_says_why_it_stops(tmp_path, capsys):
+    path = tmp_path / "one.csv"
+    path.write_text(TRACE.split("a,m5.large,2")[0])
+    assert main(["replay", str(path)]) == 0
+    assert "there is no other deployment to try" in capsys.readouterr().out
+
+
 def test_usage_of_both_entry_points():
     for command in ([sys.executable, "-m", "mlcd_bo"], [Path(sys.executable).with_name("mlcd")]):
         done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
@@ -153,7 +209,8 @@ def test_usage_of_both_entry_points():
 
 @pytest.mark.cluster
 def test_run_then_resume_on_a_real_script(catalog, tmp_path, capsys, monkeypatch):
-    script = tmp_path / "train.py"
+    monkeypatch.chdir(tmp_path)
+    script = Path("train.py")
     script.write_text(
         "import sys, time, mlcd_bo\n"
         "assert sys.argv[1:] == ['--pace', '0.004']\n"
@@ -165,9 +222,13 @@ def test_run_then_resume_on_a_real_script(catalog, tmp_path, capsys, monkeypatch
     command += ["--deadline", "2", "--store", str(store), *options]
     assert main(command) == 0
     first = capsys.readouterr().out
-    assert main(["resume", str(store), *options]) == 0
+    # From another folder, and with nothing said again.
+    monkeypatch.chdir(tmp_path.parent)
+    assert main(["resume", str(store)]) == 0
     again = capsys.readouterr().out
     assert again.splitlines() == first.splitlines()
+    kept = mlcd._store.Store(store).options()
+    assert kept == {"probe_s": 1.2, "startup_s": 30.0, "pattern": None, "folder": str(tmp_path)}
     assert main(["report", str(store), str(tmp_path / "report")]) == 0
     assert os.path.exists(tmp_path / "report" / "report.html")
     cheaper = YAML.replace("price: 3.0", "price: 2.0")

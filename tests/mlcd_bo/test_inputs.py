@@ -18,6 +18,7 @@ GOOD = mlcd.InstanceType("a", 1.0)
         ({"price": math.nan}, "price"),
         ({"price": math.inf}, "price"),
         ({"price": "1"}, "price"),
+        ({"price": 10**400}, "price must be finite"),
         ({"price": True}, "price"),
         ({"name": ""}, "name"),
         ({"vcpus": 0}, "vcpus"),
@@ -282,3 +283,75 @@ def test_every_public_name_is_there_and_documented():
     for name in dir(mlcd):
         if not name.startswith("_"):
             assert getattr(mlcd, name).__doc__, name
+
+
+SCRIPT = Path(__file__)
+SPACE = mlcd.SearchSpace(mlcd.Catalog([GOOD, mlcd.InstanceType("b", 2.0)]), [1, 2])
+
+
+def search_of(scenario=None, **options):
+    job = mlcd.Job(total_samples=1e6)
+    return mlcd.DeploymentOptimizer(SPACE, scenario or mlcd.Scenario.fastest(), job, **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: mlcd.Job(total_samples=10**400), "total_samples must be finite"),
+        (lambda: mlcd.Limits(useful_speed="x"), "useful_speed"),
+        (lambda: mlcd.LocalTorchrun(None), "script None is not a file"),
+        (lambda: mlcd.LocalTorchrun(SCRIPT, env={"A": object()}), "env must hold strings"),
+        (lambda: mlcd.LocalTorchrun(SCRIPT, env="A=1"), "env must map"),
+        (lambda: mlcd.LocalTorchrun(SCRIPT, python="/no/python"), "'/no/python' cannot be started"),
+        (lambda: mlcd.LocalTorchrun(SCRIPT, python=5), "python 5 cannot be started"),
+        (lambda: mlcd.LocalTorchrun(SCRIPT, pattern=5), "regular expression"),
+        (lambda: mlcd.LocalTorchrun(SCRIPT, warmup_steps="x"), "warmup_steps"),
+        (lambda: mlcd.LocalTorchrun(SCRIPT, warmup_steps=-3), "warmup_steps"),
+        (lambda: search_of().run(mlcd.LocalTorchrun), "profiler must have"),
+        (
+            lambda: search_of().run(mlcd.LocalTorchrun(SCRIPT), on_trial=5),
+            "on_trial must be a function",
+        ),
+        (lambda: mlcd.SearchSpace(mlcd.Catalog([GOOD]), {}), "counts is empty"),
+        (
+            lambda: mlcd.SearchSpace(mlcd.Catalog([GOOD]), [1], knobs={"b": [1], "B": [2]}),
+            "'b' and 'B' would both reach the script as MLCD_KNOB_B",
+        ),
+    ],
+)
+def test_what_is_of_the_wrong_kind_is_refused_at_once(call, says):
+    with pytest.raises(mlcd.InvalidInput, match=says):
+        call()
+
+
+def test_numbers_in_an_environment_are_written_as_text():
+    assert mlcd.LocalTorchrun(SCRIPT, env={"A": 1}).env == {"A": "1"}
+
+
+@pytest.mark.parametrize("scenario", [None, mlcd.Scenario.cheapest_by(deadline=1.0)])
+def test_a_job_that_the_trials_have_done_needs_no_final_run(scenario, tmp_path):
+    search = search_of(scenario)
+    search.tell(mlcd.Trial(SPACE[0], mlcd.Observation(1e3, 10.0, 60.0, 0.05, work_done=1e6)))
+    assert search.ask() == []
+    best = search.recommend()
+    assert (best.hours, best.dollars, best.within_limit) == (0.0, 0.0, 1.0)
+    assert best.total_dollars == 0.05
+    assert "Nothing is left to run: the trials have already trained the whole job" in best.reason
+    # Warnings are errors: that the curves can be drawn is part of it.
+    assert search.report(tmp_path).is_file()
+
+
+def test_a_search_that_has_tried_everything_says_so():
+    search = search_of()
+    for deployment in SPACE:
+        search.tell(mlcd.Trial(deployment, mlcd.Observation(1.0, 0.1, 60.0, 0.05)))
+    assert search.ask() == []
+    assert "every deployment was tried or ruled out" in search.recommend().reason
+
+
+def test_names_that_look_like_mathematics_are_drawn_as_they_are(tmp_path):
+    kinds = [mlcd.InstanceType("$\\frac$", 1.0), mlcd.InstanceType("n" * 400, 2.0)]
+    space = mlcd.SearchSpace(mlcd.Catalog(kinds), [1, 2], knobs={"p": ["$x_$"]})
+    search = mlcd.DeploymentOptimizer(space, mlcd.Scenario.fastest(), mlcd.Job(total_samples=1e6))
+    search.tell(mlcd.Trial(space[0], mlcd.Observation(1.0, 0.1, 60.0, 0.05)))
+    assert search.report(tmp_path).is_file()

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import textwrap
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,13 @@ def nothing_left(tmp_path, monkeypatch):
     assert processes_of(tmp_path / "train.py") == []
     # torch keeps a cache of its own there.
     assert [f for f in temporary.iterdir() if not f.name.startswith("torchinductor")] == []
+
+
+def wait_for(what):
+    until = time.monotonic() + 120
+    while not what() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert what()
 
 
 def profile(path, deployment=ONE, limits=None, **options):
@@ -154,6 +162,32 @@ CRASHES = {
     "ended early": ("mlcd_bo.step(1)", "error", "too few to measure"),
     "never a step": ("time.sleep(0.1)", "error", "mlcd_bo.step"),
     "hangs": ("time.sleep(1000)", "timeout", "no step was reported"),
+    "hangs after a few steps": (
+        """
+        for i in range(40): mlcd_bo.step(1)
+        time.sleep(1000)
+        """,
+        "timeout",
+        "after 40 steps: the script hangs",
+    ),
+    "one rank ends before the other": (
+        """
+        for i in range(10**6):
+            if i == 40 and os.environ["RANK"] == "1": break
+            time.sleep(0.002); mlcd_bo.step(1)
+        """,
+        "timeout",
+        "one of its ranks has ended",
+    ),
+    "remarks on memory before it fails": (
+        """
+        print("note: offload avoids out of memory", flush=True)
+        mlcd_bo.step(1)
+        raise KeyError("batch")
+        """,
+        "error",
+        "KeyError",
+    ),
     "one rank silent": (
         """
         while True:
@@ -220,22 +254,80 @@ def test_ranks_die_when_the_profiling_process_is_killed(tmp_path):
         "mlcd_bo.LocalTorchrun(sys.argv[1]).profile(d, mlcd_bo.Limits())\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", program, str(path)])
-    # Launcher, supervisor and both ranks name the script.
-    until = time.monotonic() + 60
-    while len(processes_of(path)) < 5 and time.monotonic() < until:
-        time.sleep(0.05)
-    assert len(processes_of(path)) >= 5
+    # This program, supervisor, launcher and both ranks name the script.
+    wait_for(lambda: len(processes_of(path)) >= 5)
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-    until = time.monotonic() + 20
-    while processes_of(path) and time.monotonic() < until:
-        time.sleep(0.05)
+    wait_for(lambda: processes_of(path) == [])
+    # The folder of the trial, which its maker cannot remove any more, is gone as well.
+    assert not list(Path(tempfile.gettempdir()).glob("mlcd-*"))
+
+
+DISGUISED = """
+import subprocess
+if "MLCD_TRIAL" in os.environ:
+    # As a changed process title does: nothing of the rank's environment can be read any more.
+    kept = {k: v for k, v in os.environ.items() if k != "MLCD_TRIAL"}
+    os.execve(sys.executable, [sys.executable, *sys.argv], kept)
+sleep = [sys.executable, "-S", "-c", "import time; time.sleep(1000)", __file__]
+subprocess.Popen(sleep, start_new_session=True, env={})
+while True: time.sleep(0.002); mlcd_bo.step(1)
+"""
+
+
+def test_what_hides_from_the_profiler_is_killed_too(tmp_path):
+    seen = profile(script(tmp_path, DISGUISED), TWO, mlcd.Limits(seconds=60, half_width=0.5))
+    assert seen.status == "ok", seen.detail
+    assert processes_of(tmp_path / "train.py") == []
+
+
+def test_ranks_die_although_the_pipe_to_the_killed_process_stays_open(tmp_path):
+    path = script(tmp_path, "while True: time.sleep(0.05)")
+    program = (
+        "import mlcd_bo, os, subprocess, sys, threading, time\n"
+        "d = mlcd_bo.Deployment(mlcd_bo.InstanceType('a', 1.0), 1)\n"
+        "profiler = mlcd_bo.LocalTorchrun(sys.argv[1])\n"
+        "run = lambda: profiler.profile(d, mlcd_bo.Limits())\n"
+        "threading.Thread(target=run).start()\n"
+        "sys.stdin.readline()\n"
+        # Forked as a data loader's worker is, with every open file of its parent.
+        "print(os.fork(), flush=True)\n"
+        "time.sleep(1000)\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", program, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    forked = None
+    with parent:
+        try:
+            wait_for(lambda: len(processes_of(path)) >= 4)
+            parent.stdin.write("\n")
+            parent.stdin.flush()
+            forked = int(parent.stdout.readline())
+            parent.kill()
+            parent.wait()
+            wait_for(lambda: processes_of(path) == [forked])
+        finally:
+            parent.kill()
+            if forked is not None:
+                os.kill(forked, signal.SIGKILL)
+    wait_for(lambda: processes_of(path) == [])
+    assert not list(Path(tempfile.gettempdir()).glob("mlcd-*"))
+
+
+def test_an_interrupt_from_another_thread_ends_the_trial(tmp_path):
+    path = script(tmp_path, "while True: time.sleep(0.05)")
+    profiler = mlcd.LocalTorchrun(path, startup_s=600.0)
+    with ThreadPoolExecutor(1) as pool:
+        trial = pool.submit(profiler.profile, ONE, mlcd.Limits(seconds=600))
+        wait_for(lambda: len(processes_of(path)) >= 3)
+        profiler.interrupt()
+        with pytest.raises(KeyboardInterrupt):
+            trial.result(120)
     assert processes_of(path) == []
-    # What a killed process cannot remove is its own folder of reports.
-    for folder in Path(os.environ["TMPDIR"]).iterdir():
-        for file in sorted(folder.rglob("*"), reverse=True):
-            file.rmdir() if file.is_dir() else file.unlink()
-        folder.rmdir()
 
 
 def test_refuses():

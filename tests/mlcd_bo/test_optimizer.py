@@ -1,3 +1,6 @@
+import os
+import signal
+import threading
 import time
 
 import numpy as np
@@ -328,7 +331,31 @@ def test_the_limit_is_kept_once_an_incumbent_keeps_it(case):
 
 @pytest.mark.parametrize("seed", [-1, 1.5, "a", None, float("nan"), True])
 def test_seed_refused(seed):
+    space = two_types()
+    trace = Trace("one", {space[0]: Cell(space[0], 1.0, "ok")}, space)
     with pytest.raises(mlcd.InvalidInput, match="seed must be a whole number"):
         mlcd.DeploymentOptimizer(two_types(), mlcd.Scenario.fastest(), HOUR, seed=seed)
     with pytest.raises(mlcd.InvalidInput, match="seed must be a whole number"):
-        mlcd.TraceProfiler(Trace("none", {}, two_types()), seed=seed)
+        mlcd.TraceProfiler(trace, seed=seed)
+
+
+def test_an_interrupt_gives_up_the_trials_that_run_side_by_side():
+    given_up, running = threading.Event(), []
+
+    class Patient(World):
+        def profile(self, deployment, limits):
+            running.append(deployment)
+            if len(running) == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+            # Nobody who does not interrupt it sees its end.
+            assert given_up.wait(120)
+            raise KeyboardInterrupt
+
+        def interrupt(self):
+            given_up.set()
+
+    search = mlcd.DeploymentOptimizer(two_types(), mlcd.Scenario.fastest(), HOUR)
+    with pytest.raises(KeyboardInterrupt):
+        search.run(Patient(two_types()), parallel=2)
+    assert len(running) == 2
+    assert search.ledger.dollars > 0

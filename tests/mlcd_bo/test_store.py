@@ -199,13 +199,31 @@ def test_a_clock_that_is_set_back_spoils_no_store(tmp_path, monkeypatch):
 def test_a_search_that_runs_elsewhere_is_left_alone(tmp_path):
     path = tmp_path / "search.db"
     search = begun(path)
-    search._store.start([0], 0, 1000.0)
-    with sqlite3.connect(path) as database:
-        database.execute("UPDATE running SET process = ?", [os.getppid()])
-    database.close()
+    elsewhere = os.getppid()
+    with search._store.owned():
+        search._store.start([0], 0, 1000.0)
+        with closing(sqlite3.connect(path)) as database, database:
+            born = mlcd._store._birth(elsewhere)
+            database.execute("UPDATE owner SET process = ?, born = ?", [elsewhere, born])
+        with pytest.raises(mlcd.StoreError, match=f"is being run by process {elsewhere}"):
+            mlcd.DeploymentOptimizer.resume(path)
+        with pytest.raises(mlcd.StoreError, match=f"is being run by process {elsewhere}"):
+            search.run(world())
+        assert mlcd.DeploymentOptimizer.look(path).ledger.hours == 0.0
+    # What the owner leaves to others when it ends is its own claim alone.
     with pytest.raises(mlcd.StoreError, match="is being run by process"):
         mlcd.DeploymentOptimizer.resume(path)
-    assert mlcd.DeploymentOptimizer.look(path).ledger.hours == 0.0
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("UPDATE owner SET born = 'before the machine was started again'")
+    assert mlcd.DeploymentOptimizer.resume(path).run(world()).trials > 0
+
+
+def test_two_searches_do_not_share_a_store(tmp_path):
+    path = tmp_path / "search.db"
+    begun(path)._store.start([0], 0, 1000.0)
+    # Killed in its very first trial: what that cost is charged by a resume, not forgotten.
+    with pytest.raises(mlcd.StoreError, match="mlcd resume"):
+        begun(path)
 
 
 def test_a_changed_catalogue_is_refused_unless_accepted(tmp_path):
@@ -366,10 +384,10 @@ def test_an_edited_store_is_refused_in_words(tmp_path, table, edit):
         "INSERT INTO lost VALUES (0, -1, 2)",
         "INSERT INTO lost VALUES (0, 'a', 2)",
         "INSERT INTO lost VALUES (-1, 1, 2)",
-        "INSERT INTO running VALUES (99, 0, 1, 2, 'elsewhere', 1)",
-        "INSERT INTO running VALUES (-1, 0, 1, 2, 'elsewhere', 1)",
-        "INSERT INTO running VALUES (0, 0, 'a', 2, 'elsewhere', 1)",
-        "INSERT INTO running VALUES (0, 0, 5, 2, 'elsewhere', 1)",
+        "INSERT INTO running VALUES (99, 0, 1, 2)",
+        "INSERT INTO running VALUES (-1, 0, 1, 2)",
+        "INSERT INTO running VALUES (0, 0, 'a', 2)",
+        "INSERT INTO running VALUES (0, 0, 5, 2)",
     ],
 )
 def test_a_damaged_store_is_refused_in_words(tmp_path, statement):
@@ -389,3 +407,76 @@ def test_a_store_is_a_file(path, tmp_path, monkeypatch):
         begun(path)
     with pytest.raises(mlcd.StoreError, match="is not there"):
         mlcd.DeploymentOptimizer.resume(path)
+
+
+def test_a_byte_that_is_no_text_is_refused_in_words(tmp_path):
+    path = tmp_path / "search.db"
+    begun(path)
+    content = bytearray(path.read_bytes())
+    content[content.find(b'"format"') + 2] = 0xE9
+    path.write_bytes(content)
+    with pytest.raises(mlcd.StoreError, match=r"search\.db"):
+        mlcd.DeploymentOptimizer.resume(path)
+
+
+def test_a_line_cut_short_does_not_spoil_the_next(tmp_path):
+    path = tmp_path / "search.db"
+    search = begun(path)
+    lines = tmp_path / "search.db.jsonl"
+    search.tell(mlcd.Trial(search.space[0], mlcd.Observation(1.0, 0.0, 1.0, 1.0)))
+    lines.write_bytes(lines.read_bytes()[:-40])
+    again = mlcd.DeploymentOptimizer.resume(path)
+    again.tell(mlcd.Trial(search.space[1], mlcd.Observation(1.0, 0.0, 1.0, 1.0)))
+    last = lines.read_text().splitlines()[-1]
+    assert json.loads(last)["deployment"] == search.space[1].key
+
+
+def test_looking_changes_nothing(tmp_path):
+    (tmp_path / "empty.db").touch()
+    with closing(sqlite3.connect(tmp_path / "foreign.db")) as database, database:
+        database.execute("CREATE TABLE theirs (a)")
+    for name in ("empty.db", "foreign.db"):
+        before = (tmp_path / name).read_bytes()
+        for opened in (mlcd.DeploymentOptimizer.look, mlcd.DeploymentOptimizer.resume):
+            with pytest.raises(mlcd.StoreError, match="holds no search"):
+                opened(tmp_path / name)
+        assert (tmp_path / name).read_bytes() == before
+
+
+def test_what_was_paid_for_is_known_although_the_store_fails(tmp_path):
+    path = tmp_path / "search.db"
+    search = begun(path)
+    path.unlink()
+    with pytest.raises(mlcd.StoreError, match="cannot be used"):
+        search.run(world())
+    assert len(search.trials) == 0  # nothing was paid for: the start could not be kept
+    with pytest.raises(mlcd.StoreError, match="cannot be used"):
+        search.tell(mlcd.Trial(search.space[0], mlcd.Observation(1e4, 0.0, 1.0, 1.0)))
+    assert not path.exists()
+    assert search.recommend().deployment == search.space[0]
+    assert search.ledger.dollars == 1.0
+
+
+def test_types_in_another_order_are_the_same_catalogue(tmp_path):
+    path = tmp_path / "search.db"
+    search = begun(path)
+    search.tell(mlcd.Trial(search.space[0], mlcd.Observation(1.0, 0.0, 1.0, 1.0)))
+    kinds = reversed(list(search.space.catalog.values()))
+    turned = mlcd.SearchSpace(mlcd.Catalog(kinds), [1, 2, 4, 8])
+    assert list(turned) != list(search.space)
+    again = mlcd.DeploymentOptimizer.resume(path, turned)
+    assert list(again.space) == list(search.space)
+    assert again.trials == search.trials
+
+
+def test_a_search_that_runs_on_another_machine_is_left_alone(tmp_path):
+    path = tmp_path / "search.db"
+    search = begun(path)
+    search._store.start([0], 0, time.time())
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("INSERT INTO owner VALUES (1, 'otherhost', 1, '')")
+    with pytest.raises(mlcd.StoreError, match="is being run on 'otherhost'"):
+        mlcd.DeploymentOptimizer.resume(path)
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("UPDATE running SET began = began - 100, alive = alive - 90")
+    assert mlcd.DeploymentOptimizer.resume(path).ledger.hours == pytest.approx(10 / 3600)

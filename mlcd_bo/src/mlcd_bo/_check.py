@@ -2,9 +2,10 @@
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from os import PathLike
+from pathlib import Path
 
 from ._errors import InvalidInput
 
@@ -19,7 +20,10 @@ def positive(
     """
     if isinstance(value, bool) or not isinstance(value, Real):
         raise error(f"{name} must be a number above 0{unit}, got {value!r}")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
     if not math.isfinite(number) or number <= 0:
         raise error(f"{name} must be finite and above 0{unit}, got {value!r}")
     return number
@@ -80,6 +84,30 @@ def words(name: str, value: object) -> tuple[str, ...]:
             raise InvalidInput(f"{name} must hold strings, got {word!r}; write it as a string")
         found.append(os.fsdecode(word) if isinstance(word, PathLike) else str(word))
     return tuple(found)
+
+
+def script_of(value: object) -> Path:
+    """Returns the path of a script that is there.
+
+    Raises:
+        InvalidInput: `value` is no path, or no file is there.
+    """
+    if not isinstance(value, str | PathLike) or not Path(value).is_file():
+        raise InvalidInput(f"script {value!r} is not a file; give the path of a script")
+    return Path(value)
+
+
+def variables(value: object) -> dict[str, str]:
+    """Returns environment variables, numbers as strings.
+
+    Raises:
+        InvalidInput: `value` is no mapping of strings to strings or numbers.
+    """
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise InvalidInput(f"env must map names to values, got {value!r}")
+    return dict(zip(words("env", value.keys()), words("env", value.values()), strict=True))
 
 
 def positive_int(name: str, value: object, error: type[InvalidInput] = InvalidInput) -> int:

@@ -1,19 +1,25 @@
 """The cheapest or fastest deployment for a training job, counting what finding it costs."""
 
 import argparse
+import contextlib
+import os
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from . import __version__
 from ._catalog import Catalog
-from ._errors import InvalidInput, MLCDError, NoFeasibleDeployment
+from ._check import positive_int
+from ._errors import CatalogError, InvalidInput, MLCDError, NoFeasibleDeployment
 from ._job import Job
 from ._optimizer import DeploymentOptimizer
 from ._recommendation import Recommendation
+from ._report import ready_to_write
 from ._scenario import Scenario
 from ._space import SearchSpace
+from ._store import Store
 from ._strategies import strategies
 from ._trace import read_traces
 from ._trial import Trial, TrialCost
@@ -21,6 +27,8 @@ from .profilers._local import LocalTorchrun
 from .profilers._trace import TraceProfiler
 
 _INFEASIBLE = 3
+# How a search is profiled is kept in its store beside it; what holds where nothing is kept.
+_KEPT = {"probe_s": 30.0, "startup_s": 60.0, "pattern": None}
 _COLUMNS = """\
 columns of the table, one line for each measured run:
   instance_type   name of the type
@@ -48,6 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MLCDError as problem:
         print(f"mlcd: {problem}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        # Whoever read the output has seen enough; what is still buffered goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except OSError as problem:
         print(f"mlcd: {problem}; check the path, its rights and the disk", file=sys.stderr)
         return 2
@@ -91,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     resume.add_argument(
         "--accept-prices", action="store_true", help="go on although the catalogue has changed"
     )
-    _add_probe(resume)
+    _add_probe(resume, kept=True)
     _add_pattern(resume)
     resume.add_argument("--report", help="folder for a report")
     resume.set_defaults(command=_resume)
@@ -150,11 +162,14 @@ def _add_scenario(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0)
 
 
-def _add_probe(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--probe-s", type=float, default=30.0, help="most seconds of measuring")
-    parser.add_argument(
-        "--startup-s", type=float, default=60.0, help="most seconds to a first step"
-    )
+def _add_probe(parser: argparse.ArgumentParser, kept: bool = False) -> None:
+    note = "; none: as the search was begun" if kept else " (%(default)s)"
+    for option, seconds, words in (
+        ("--probe-s", 30.0, "most seconds of measuring"),
+        ("--startup-s", 60.0, "most seconds to a first step"),
+    ):
+        default = None if kept else seconds
+        parser.add_argument(option, type=float, default=default, help=words + note)
 
 
 def _add_pattern(parser: argparse.ArgumentParser) -> None:
@@ -166,7 +181,15 @@ def _add_pattern(parser: argparse.ArgumentParser) -> None:
 
 
 def _read_catalog(path: str) -> Catalog:
-    return Catalog.from_csv(path) if Path(path).suffix == ".csv" else Catalog.from_yaml(path)
+    is_csv = Path(path).suffix.lower() == ".csv"
+    return Catalog.from_csv(path) if is_csv else Catalog.from_yaml(path)
+
+
+def _space(path: str, counts: list[int] | None) -> SearchSpace:
+    catalog = _read_catalog(path)
+    if counts is None and catalog.counts is None:
+        raise CatalogError(f"{path!r} gives no counts; say for instance --counts 1 2 4")
+    return SearchSpace(catalog, counts)
 
 
 def _scenario(args: argparse.Namespace) -> Scenario:
@@ -187,7 +210,8 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _plan(args: argparse.Namespace) -> int:
-    space = SearchSpace(_read_catalog(args.catalog), args.counts)
+    positive_int("--trials", args.trials)
+    space = _space(args.catalog, args.counts)
     job = Job(args.steps, args.samples, batch_policy=args.batch_policy)
     cost = _trial_cost(args)
     search = DeploymentOptimizer(
@@ -212,15 +236,17 @@ def _run(args: argparse.Namespace) -> int:
         probe_s=args.probe_s,
         startup_s=args.startup_s,
     )
+    # Whole paths: the search may be resumed from another folder.
+    keep = None if args.checkpoint is None else os.path.abspath(args.checkpoint)
     search = DeploymentOptimizer(
-        SearchSpace(_read_catalog(args.catalog), args.counts),
+        _space(args.catalog, args.counts),
         _scenario(args),
         Job(
             args.steps,
             args.samples,
-            args.script,
+            os.path.abspath(args.script),
             words,
-            args.checkpoint,
+            keep,
             args.batch_policy,
         ),
         args.strategy,
@@ -228,13 +254,24 @@ def _run(args: argparse.Namespace) -> int:
         args.store,
         trial_cost=_trial_cost(args),
     )
+    if args.store is not None:
+        options = {name: getattr(args, name) for name in _KEPT}
+        Store(args.store).keep_options({**options, "folder": os.getcwd()})
     return _finish(search, profiler, args.report)
 
 
 def _resume(args: argparse.Namespace) -> int:
     space = None
     if args.catalog is not None:
-        space = SearchSpace(_read_catalog(args.catalog), args.counts)
+        space = _space(args.catalog, args.counts)
+    elif args.counts is not None:
+        raise InvalidInput("--counts goes with --catalog; without it the kept ones are used")
+    kept: dict[str, Any] = {**_KEPT}
+    if Path(args.store).is_file():
+        kept.update(Store(args.store).options())
+    for name in _KEPT:
+        if getattr(args, name) is None:
+            setattr(args, name, kept[name])
     search = DeploymentOptimizer.resume(
         args.store, space, accept_prices=args.accept_prices, trial_cost=_trial_cost(args)
     )
@@ -249,7 +286,11 @@ def _resume(args: argparse.Namespace) -> int:
         probe_s=args.probe_s,
         startup_s=args.startup_s,
     )
-    return _finish(search, profiler, args.report)
+    report = None if args.report is None else os.path.abspath(args.report)
+    folder = str(kept.get("folder", os.curdir))
+    # The script's arguments may be paths that are relative to where it was begun.
+    with contextlib.chdir(folder if os.path.isdir(folder) else os.curdir):
+        return _finish(search, profiler, report)
 
 
 def _replay(args: argparse.Namespace) -> int:
@@ -280,6 +321,8 @@ def _catalog(args: argparse.Namespace) -> int:
     if args.file is None:
         catalog = Catalog.aws(args.names, prices=args.prices)
     else:
+        if args.prices is not None:
+            raise InvalidInput("--prices goes with the bundled AWS types; a file has its own")
         catalog = _read_catalog(args.file)
         unknown = sorted(set(args.names or ()) - set(catalog))
         if unknown:
@@ -299,13 +342,15 @@ def _catalog(args: argparse.Namespace) -> int:
 def _finish(
     search: DeploymentOptimizer, profiler: LocalTorchrun | TraceProfiler, report: str | None
 ) -> int:
+    if report is not None:
+        # Before anything is paid for.
+        ready_to_write(report)
     try:
-        best = search.run(profiler, on_trial=_line)
+        _show(search.run(profiler, on_trial=_line))
     finally:
         # Also of a search that found nothing feasible: that is when one wants to look.
         if report is not None and any(t.observation.status == "ok" for t in search.trials):
             print(f"report: {search.report(report)}")
-    _show(best)
     return 0
 
 

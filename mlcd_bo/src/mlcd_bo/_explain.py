@@ -1,9 +1,11 @@
 """Puts a decision into figures and into two sentences."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from ._ledger import Ledger
 from ._recommendation import Estimate
 from ._situation import Situation
 from ._space import Deployment
@@ -28,11 +30,30 @@ def estimate_of(s: Situation, row: int, deployment: Deployment) -> Estimate:
     )
 
 
+def nothing_left(estimate: Estimate, ledger: Ledger) -> Estimate:
+    """Returns the estimate of a final run of which the trials have done everything."""
+    kept = ledger.hours_left >= 0 and ledger.dollars_left >= 0
+    none = (0.0, 0.0)
+    return replace(
+        estimate,
+        hours=0.0,
+        hours_interval=none,
+        dollars=0.0,
+        dollars_interval=none,
+        within_limit=float(kept),
+    )
+
+
 def reason_for(
     s: Situation, chosen: Estimate, alternatives: Sequence[Estimate], stopped: str
 ) -> str:
     """Returns two sentences: why this deployment, and why the search stops."""
     known = "measured" if chosen.measured else "predicted, not measured"
+    if chosen.hours == 0.0:
+        return (
+            f"Nothing is left to run: {stopped or 'the trials have trained the whole job'}. "
+            f"{chosen.deployment} would be the one to train more."
+        )
     amount = _amount(s, chosen)
     first = f"{chosen.deployment} is {known} at {amount}"
     if alternatives:

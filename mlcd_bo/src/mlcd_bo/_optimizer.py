@@ -4,6 +4,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -19,7 +20,7 @@ from ._errors import (
     StoreError,
 )
 from ._evidence import Evidence
-from ._explain import estimate_of, reason_for
+from ._explain import estimate_of, nothing_left, reason_for
 from ._job import Job
 from ._ledger import Ledger, Lost
 from ._model import PlainModel, ScalingModel
@@ -28,10 +29,10 @@ from ._recommendation import Recommendation, counted
 from ._scenario import Scenario
 from ._situation import Situation
 from ._space import Deployment, SearchSpace
-from ._store import Store, check_same, in_order, search_fields, sound, space_of
+from ._store import Store, in_order, same_space, search_fields, sound, space_of
 from ._strategies import strategy_named
 from ._transfer import EarlierJob, TransferModel
-from ._trial import Limits, Observation, Profiler, Trial, TrialCost
+from ._trial import Limits, Profiler, Trial, TrialCost
 from ._trial_loop import Outcome, kept_alive, run_batch
 
 # A recommendation less likely than this to keep the limit is reported as none at all.
@@ -111,15 +112,15 @@ class DeploymentOptimizer:
         self._plan_trials(trial_cost or TrialCost())
         if trial_cost is not None:
             self._check_limits()
-        self._store = None if store is None else Store(store)
+        self._store = None if store is None else Store(store, create=True)
         if self._store is not None:
             self._store.begin(
                 search_fields(space, scenario, job, strategy, self.seed, self._earlier)
             )
-            if self._store.trials(space):
+            if self._store.begun():
                 raise StoreError(
-                    f"store {str(store)!r} already holds trials of this search; go on with "
-                    "DeploymentOptimizer.resume(store), or give another path"
+                    f"store {str(store)!r} already holds trials of this search; go on with them "
+                    "by `mlcd resume` or DeploymentOptimizer.resume(store), or give another path"
                 )
 
     @classmethod
@@ -172,9 +173,7 @@ class DeploymentOptimizer:
         if content is None:
             raise StoreError(f"store {str(store)!r} holds no search")
         with sound(store):
-            if space is not None:
-                check_same(content, space, accept_prices)
-            kept = space_of(content) if space is None else space
+            kept = space_of(content) if space is None else same_space(content, space, accept_prices)
             scenario, job = Scenario(**content["scenario"]), Job(**content["job"])
             earlier = [EarlierJob.from_rows(rows) for rows in content["earlier"]]
             strategy, seed = content["strategy"], whole("seed", content["seed"])
@@ -198,18 +197,7 @@ class DeploymentOptimizer:
         self._trial_dollars = self._trial_hours * self._rate
 
     def _check_limits(self) -> None:
-        budget, deadline = self.scenario.budget, self.scenario.deadline
-        cheapest, shortest = self._trial_dollars.min(), self._trial_hours.min()
-        if budget is not None and budget < cheapest:
-            raise InvalidInput(
-                f"budget of ${budget:.4g} is below the cheapest possible trial, ${cheapest:.4g}; "
-                "raise it or allow shorter trials"
-            )
-        if deadline is not None and deadline < shortest:
-            raise InvalidInput(
-                f"deadline of {deadline:.4g} h is below the shortest possible trial, "
-                f"{shortest:.4g} h; raise it or allow shorter trials"
-            )
+        self.scenario.check_allows(float(self._trial_dollars.min()), float(self._trial_hours.min()))
 
     @classmethod
     def look(cls, store: str | PathLike[str]) -> "DeploymentOptimizer":
@@ -248,31 +236,46 @@ class DeploymentOptimizer:
             self._check_limits()
         self._check_failures()
         if len(self.space) == 1:
-            return [] if self.trials else [self.space[0]]
+            if not self.trials:
+                return [self.space[0]]
+            self._stop_reason = "there is no other deployment to try"
+            return []
         pending: list[int] = []
         for _ in range(n):
-            proposal = self._decider.propose(self._situation(pending))
-            if proposal.row is None:
+            row, why = self._next(pending)
+            if row is None:
                 if not pending:
-                    self._stop_reason = proposal.why
+                    self._stop_reason = why
                 break
-            pending.append(proposal.row)
+            pending.append(row)
         return [self.space[row] for row in pending]
+
+    def _next(self, pending: Sequence[int]) -> tuple[int | None, str]:
+        """Returns the next trial beside those under way, or None, and why."""
+        if not self.work_left:
+            return None, "the trials have already trained the whole job"
+        situation = self._situation(pending)
+        if not situation.open.any():
+            return None, "every deployment was tried or ruled out"
+        proposal = self._decider.propose(situation)
+        return proposal.row, proposal.why
 
     def tell(self, trial: Trial) -> None:
         """Takes in the outcome of a trial; failed ones are charged and learned from.
 
         Raises:
             InvalidInput: its deployment is not in the search space.
+            StoreError: it could not be kept; the search knows it nevertheless.
         """
         if not isinstance(trial, Trial):
             raise InvalidInput(f"trial must be a Trial, got {type(trial).__name__}")
         row = self.space.position(trial.deployment)
         if trial.price_per_hour is None:
             trial = replace(trial, price_per_hour=trial.deployment.price_per_hour)
+        # First here: what was paid for is known although the store may fail.
+        self.trials = in_order([*self.trials, trial], self.space)
         if self._store is not None:
             self._store.add(row, trial)
-        self.trials = in_order([*self.trials, trial], self.space)
 
     def recommend(self) -> Recommendation:
         """Returns the deployment to run the job on, by what is known now.
@@ -288,7 +291,8 @@ class DeploymentOptimizer:
             )
         row = self._decider.choose(situation)
         chance = situation.feasible(situation.most_hours())
-        if situation.limited and not situation.incumbents()[row] and chance[row] < _LEAST_CHANCE:
+        unsure = situation.limited and not situation.incumbents()[row]
+        if self.work_left and unsure and chance[row] < _LEAST_CHANCE:
             short = np.where(
                 situation.observed, situation.measured - situation.most_hours(), np.inf
             )
@@ -319,21 +323,25 @@ class DeploymentOptimizer:
             InvalidInput: an argument is not allowed, or the profiler returned no `Observation`.
             ProfilingFailed: trials keep failing by an error of the script.
             NoFeasibleDeployment: no deployment is likely to keep the limit.
+            StoreError: another process is running the search of this store.
             Exception: whatever the profiler raised, after the finished trials of its batch were
                 told and kept.
         """
         positive_int("parallel", parallel)
-        if not isinstance(profiler, Profiler):
+        if not isinstance(profiler, Profiler) or isinstance(profiler, type):
             raise InvalidInput(
                 f"profiler must have a method profile(deployment, limits), got {profiler!r}"
             )
         planned = getattr(profiler, "trial_seconds", None)
         if planned is not None:
             self._plan_trials(planned)
-        while chosen := self.ask(parallel):
-            problem = self._run_batch(profiler, chosen, on_trial)
-            if problem is not None:
-                raise problem
+        if on_trial is not None and not callable(on_trial):
+            raise InvalidInput(f"on_trial must be a function of a trial, got {on_trial!r}")
+        with nullcontext() if self._store is None else self._store.owned():
+            while chosen := self.ask(parallel):
+                problem = self._run_batch(profiler, chosen, on_trial)
+                if problem is not None:
+                    raise problem
         return self.recommend()
 
     def _run_batch(
@@ -368,9 +376,9 @@ class DeploymentOptimizer:
     def _charge(self, row: int, batch: int, hours: float) -> None:
         """Charges a trial that gave no observation for as long as it ran."""
         lost = Lost(batch, hours, hours * float(self._rate[row]))
+        self._lost.append(lost)
         if self._store is not None:
             self._store.lose([row], lost)
-        self._lost.append(lost)
 
     def _limits(self, deployment: Deployment) -> Limits:
         """Returns how long to profile: not on, once a deployment is surely worse than the best."""
@@ -397,6 +405,8 @@ class DeploymentOptimizer:
         ]
         alternatives = tuple(estimate_of(situation, int(i), self.space[int(i)]) for i in usable[:3])
         estimate = estimate_of(situation, row, self.space[row])
+        if not self.work_left:
+            estimate = nothing_left(estimate, self.ledger)
         return Recommendation(
             **vars(estimate),
             trials=len(self.trials),
@@ -428,7 +438,8 @@ class DeploymentOptimizer:
     def _situation(self, pending: Sequence[int] = ()) -> Situation:
         """Returns the state of the search, with `pending` trials committed at their most."""
         seen = Evidence.of(self.space, self.job, self.trials)
-        left = max(self.work_left, 1e-300) / 3600
+        # Nothing left: beliefs about the whole job, which curves can still be drawn of.
+        left = (self.work_left or self.job.work) / 3600
         rows, values, noise = seen.rows, seen.values, seen.noise
         posterior = self._model.posterior(rows, values, noise)
         for row in pending:
@@ -471,19 +482,14 @@ class DeploymentOptimizer:
     def _check_failures(self) -> None:
         last = [trial.observation for trial in self.trials[-_FAILURES_IN_A_ROW:]]
         broken = [o for o in last if o.status in ("error", "timeout")]
-        if len(broken) == _FAILURES_IN_A_ROW and not self._any_speed():
+        if len(broken) == _FAILURES_IN_A_ROW and not any(
+            trial.observation.status == "ok" for trial in self.trials
+        ):
             raise ProfilingFailed(
                 f"{len(broken)} trials in a row failed and none gave a speed; the last says:\n"
-                f"{_words(broken[-1])}",
+                f"{broken[-1].status}: {broken[-1].detail or 'no detail'}",
                 self.trials,
             )
-
-    def _any_speed(self) -> bool:
-        return any(trial.observation.status == "ok" for trial in self.trials)
-
-
-def _words(observation: Observation) -> str:
-    return f"{observation.status}: {observation.detail or 'no detail'}"
 
 
 def _earlier(job: "DeploymentOptimizer | EarlierJob | str | PathLike[str]") -> EarlierJob:

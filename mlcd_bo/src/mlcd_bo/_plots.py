@@ -16,9 +16,15 @@ if TYPE_CHECKING:
 
 # Curves beyond this many types cannot be told apart.
 _MOST_TYPES = 8
+_MOST_LETTERS = 40
 
 
-def _figure(width: float, height: float) -> "Figure":
+def empty_figure(width: float, height: float) -> "Figure":
+    """Returns an empty figure of so many inches.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError as problem:
@@ -36,9 +42,9 @@ def curves(search: "DeploymentOptimizer", picked: int | None) -> "Figure":
         picked: row of the recommended deployment, marked by a star.
     """
     s = search.situation()
-    figure = _figure(10, 4)
+    figure = empty_figure(10, 4)
     left, right = figure.subplots(1, 2)
-    work = search.work_left
+    work = search.work_left or search.job.work
     for colour, (name, rows) in enumerate(_shown(search, s).items()):
         count = s.count[rows]
         for axes, scale, sign in ((left, work / 3600, -1.0), (right, None, 1.0)):
@@ -46,7 +52,7 @@ def curves(search: "DeploymentOptimizer", picked: int | None) -> "Figure":
             factor = scale if scale is not None else 1.0
             middle = factor * rate * np.exp(sign * s.mean[rows])
             spread = np.exp(Z95 * s.sd[rows])
-            axes.plot(count, middle, color=f"C{colour}", lw=1.5, label=name)
+            axes.plot(count, middle, color=f"C{colour}", lw=1.5, label=_legible(name))
             # Bands of types never tried are wide and would hide the others.
             if len(rows) > 1 and s.observed[rows].any():
                 axes.fill_between(
@@ -76,6 +82,12 @@ def curves(search: "DeploymentOptimizer", picked: int | None) -> "Figure":
     return figure
 
 
+def _legible(name: str) -> str:
+    """Returns a name as a legend can show it: short, and no dollar taken for mathematics."""
+    short = name if len(name) <= _MOST_LETTERS else name[: _MOST_LETTERS - 1] + "…"
+    return short.replace("$", r"\$")
+
+
 def _label_values(axes: "Axes") -> None:
     """Labels a logarithmic y axis with plain numbers, often enough to read values off."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
@@ -99,7 +111,7 @@ def ledger(search: "DeploymentOptimizer", hours: float, dollars: float) -> "Figu
         hours: of the final run.
         dollars: of the final run.
     """
-    figure = _figure(10, 1.8)
+    figure = empty_figure(10, 1.8)
     axes = figure.subplots(1, 2)
     trials = [t.observation for t in search.trials]
     spent = search.ledger

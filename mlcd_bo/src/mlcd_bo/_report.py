@@ -4,6 +4,7 @@ import base64
 import html
 import io
 import os
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,6 +54,24 @@ def write_report(search: "DeploymentOptimizer", folder: str | os.PathLike[str]) 
     except OSError as problem:
         raise StoreError(f"report folder {str(target)!r} cannot be written: {problem}") from problem
     return target / "report.html"
+
+
+def ready_to_write(folder: str | os.PathLike[str]) -> None:
+    """Makes the folder and looks for what pictures need, before any trial is paid for.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+        StoreError: the folder cannot be written.
+    """
+    _plots.empty_figure(1.0, 1.0)
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as problem:
+        raise StoreError(
+            f"report folder {str(folder)!r} cannot be written: {problem}; name another"
+        ) from problem
 
 
 def _answer(search: "DeploymentOptimizer") -> tuple[Recommendation, str]:

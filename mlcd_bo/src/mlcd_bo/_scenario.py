@@ -76,6 +76,27 @@ class Scenario:
             deadline = deadline.total_seconds() / 3600
         return cls("cost", deadline=positive("deadline", deadline, unit=" (hours)"))
 
+    def check_allows(self, dollars: float, hours: float) -> None:
+        """Refuses a limit that does not even allow one trial.
+
+        Args:
+            dollars: of the cheapest possible trial.
+            hours: of the shortest.
+
+        Raises:
+            InvalidInput: a limit is below that.
+        """
+        if self.budget is not None and self.budget < dollars:
+            raise InvalidInput(
+                f"budget of ${self.budget:.4g} is below the cheapest possible trial, "
+                f"${dollars:.4g}; raise it or allow shorter trials"
+            )
+        if self.deadline is not None and self.deadline < hours:
+            raise InvalidInput(
+                f"deadline of {self.deadline:.4g} h is below the shortest possible trial, "
+                f"{hours:.4g} h; raise it or allow shorter trials"
+            )
+
     def describe(self) -> str:
         """Returns the scenario in a few words."""
         words = "fastest" if self.objective == "time" else "cheapest"

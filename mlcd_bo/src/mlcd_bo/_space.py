@@ -106,6 +106,7 @@ class SearchSpace(Sequence[Deployment]):
         settings: list[tuple[tuple[str, Knob], ...]] = [()]
         if knobs is not None and not isinstance(knobs, Mapping):
             raise InvalidInput(f"knobs must map names to lists of values, got {knobs!r}")
+        told: dict[str, str] = {}
         for name, values in (knobs or {}).items():
             listed = isinstance(values, Iterable) and not isinstance(values, str | bytes)
             choices = list(values) if listed else []
@@ -114,6 +115,12 @@ class SearchSpace(Sequence[Deployment]):
                     f"knobs[{name!r}] must have an identifier for a name and a list of at least "
                     f"one value, got {values!r}"
                 )
+            if name.upper() in told:
+                raise InvalidInput(
+                    f"knobs {told[name.upper()]!r} and {name!r} would both reach the script as "
+                    f"MLCD_KNOB_{name.upper()}; name one of them otherwise"
+                )
+            told[name.upper()] = name
             settings = [(*setting, (name, value)) for setting in settings for value in choices]
         self._deployments: list[Deployment] = []
         for name, kind in catalog.items():
@@ -124,6 +131,8 @@ class SearchSpace(Sequence[Deployment]):
                     self._deployments += [
                         Deployment(kind, count, on_spot, setting) for setting in settings
                     ]
+        if not by_type:
+            raise CatalogError("counts is empty; give the numbers of machines, such as [1, 2, 4]")
         if not self._deployments:
             raise CatalogError(
                 "no deployment is left: every count lies above its type's max_count or quota"

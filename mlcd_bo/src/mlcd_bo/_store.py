@@ -10,6 +10,7 @@ import math
 import os
 import socket
 import sqlite3
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, astuple
@@ -26,12 +27,18 @@ from ._space import Deployment, SearchSpace
 from ._transfer import EarlierJob
 from ._trial import Observation, Trial
 
-_FORMAT = 2
+_FORMAT = 3
+# A search on another machine that wrote to the store so lately is still being run there.
+_FRESH_S = 60.0
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS search (id INTEGER PRIMARY KEY CHECK (id = 1), content TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS running (
-    row INTEGER PRIMARY KEY, batch INTEGER NOT NULL, began REAL NOT NULL, alive REAL NOT NULL,
-    host TEXT NOT NULL, process INTEGER NOT NULL);
+    row INTEGER PRIMARY KEY, batch INTEGER NOT NULL, began REAL NOT NULL, alive REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS owner (
+    id INTEGER PRIMARY KEY CHECK (id = 1), host TEXT NOT NULL, process INTEGER NOT NULL,
+    born TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS options (
+    id INTEGER PRIMARY KEY CHECK (id = 1), content TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS lost (
     batch INTEGER NOT NULL, hours REAL NOT NULL, dollars REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS trial (
@@ -55,29 +62,34 @@ class Store:
     """The file of one search.
 
     Args:
-        path: the SQLite file, made if it is not there; the JSON lines lie beside it, with
-            ``.jsonl`` added to the name.
+        path: the SQLite file; the JSON lines lie beside it, with ``.jsonl`` added to the name.
+        create: make what is not there. Otherwise nothing is written before it must be.
 
     Raises:
         StoreError: the file cannot be opened, or is not a store of this format.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], create: bool = False) -> None:
         if not isinstance(path, str | os.PathLike) or not Path(path).name or Path(path).is_dir():
             raise StoreError(f"store must be the path of a file, got {path!r}; name the file")
-        self.path = Path(path)
+        # Whole: the process may change its folder meanwhile.
+        self.path = Path(os.path.abspath(path))
         self.lines = self.path.with_name(self.path.name + ".jsonl")
-        with self._open() as database:
-            database.executescript(_SCHEMA)
+        if create:
+            with self._open("rwc") as database:
+                database.executescript(_SCHEMA)
 
     @contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
+    def _open(self, mode: str = "rw") -> Iterator[sqlite3.Connection]:
         try:
-            with closing(sqlite3.connect(self.path, timeout=30.0)) as database:
+            where = f"{self.path.as_uri()}?mode={mode}"
+            with closing(sqlite3.connect(where, timeout=30.0, uri=True)) as database:
                 # Full: an outcome that was paid for survives a power cut, too.
                 database.execute("PRAGMA synchronous = FULL")
                 with database:
                     yield database
+        except UnicodeDecodeError as problem:
+            raise StoreError(f"store {str(self.path)!r} is damaged: {problem}") from problem
         except sqlite3.Error as problem:
             raise StoreError(
                 f"store {str(self.path)!r} cannot be used: {problem}; give another path, or free "
@@ -87,8 +99,11 @@ class Store:
     def _note(self, event: str, **fields: Any) -> None:
         line = json.dumps({"event": event, **fields}, allow_nan=False)
         try:
-            with open(self.lines, "a", encoding="utf-8") as file:
-                file.write(line + "\n")
+            with open(self.lines, "ab+") as file:
+                # Whatever a kill has left of the line before ends here.
+                file.seek(max(file.seek(0, os.SEEK_END) - 1, 0))
+                torn = file.read(1) not in (b"", b"\n")
+                file.write(b"\n" * torn + line.encode() + b"\n")
         except OSError as problem:
             raise StoreError(f"{str(self.lines)!r} cannot be written: {problem}") from problem
 
@@ -105,13 +120,16 @@ class Store:
             self._note("search", **content)
         elif kept != json.loads(_dump(content)):
             raise StoreError(
-                f"store {str(self.path)!r} holds another search; go on with it by "
-                "DeploymentOptimizer.resume(store), or give another path"
+                f"store {str(self.path)!r} holds another search; go on with it by `mlcd resume` "
+                "or DeploymentOptimizer.resume(store), or give another path"
             )
 
     def content(self) -> dict[str, Any] | None:
         """Returns what the search is, or None if none was begun."""
         with self._open() as database:
+            table = "SELECT 1 FROM sqlite_master WHERE name = 'search'"
+            if database.execute(table).fetchone() is None:
+                return None
             row = database.execute("SELECT content FROM search").fetchone()
         if row is None:
             return None
@@ -124,12 +142,70 @@ class Store:
             )
         return content
 
+    def begun(self) -> bool:
+        """Returns whether a trial was ever begun."""
+        with self._open() as database:
+            found = [
+                database.execute(f"SELECT EXISTS (SELECT 1 FROM {table})").fetchone()[0]
+                for table in ("trial", "running", "lost")
+            ]
+        return any(found)
+
+    def keep_options(self, options: Mapping[str, Any]) -> None:
+        """Keeps how the search is profiled, which is not part of what it is."""
+        with self._open() as database:
+            database.execute("INSERT OR REPLACE INTO options VALUES (1, ?)", [_dump(options)])
+
+    def options(self) -> dict[str, Any]:
+        """Returns what `keep_options` has kept, nothing if it was not called."""
+        with self._open() as database:
+            row = database.execute("SELECT content FROM options").fetchone()
+        with sound(self.path):
+            return {} if row is None else dict(json.loads(row[0]))
+
+    @contextmanager
+    def owned(self) -> Iterator[None]:
+        """Keeps other processes from running this search meanwhile.
+
+        Raises:
+            StoreError: another process is running it.
+        """
+        me = (socket.gethostname(), os.getpid(), _birth(os.getpid()))
+        with self._open() as database:
+            # At once the only writer, so that of two that come together one is refused.
+            database.execute("BEGIN IMMEDIATE")
+            self._refuse_others(database)
+            database.execute("INSERT OR REPLACE INTO owner VALUES (1, ?, ?, ?)", me)
+        try:
+            yield
+        finally:
+            with self._open() as database:
+                database.execute("DELETE FROM owner WHERE process = ?", [os.getpid()])
+
+    def _refuse_others(self, database: sqlite3.Connection) -> None:
+        for host, process, born in database.execute("SELECT host, process, born FROM owner"):
+            # A number is given again, after a restart of the machine most of all: see when
+            # the process that has it now was born.
+            here = host == socket.gethostname() and process != os.getpid()
+            if here and _lives(process) and _birth(process) == born:
+                raise StoreError(
+                    f"the search in {str(self.path)!r} is being run by process {process}; "
+                    "wait for its end or stop it"
+                )
+            last = database.execute("SELECT MAX(alive) FROM running").fetchone()[0]
+            if host != socket.gethostname() and last and abs(time.time() - last) < _FRESH_S:
+                raise StoreError(
+                    f"the search in {str(self.path)!r} is being run on {host!r}, which last wrote "
+                    f"to it {abs(time.time() - last):.0f} s ago; wait for its end, or for "
+                    f"{_FRESH_S:.0f} s if it has been stopped"
+                )
+
     def start(self, rows: list[int], batch: int, began: float) -> None:
         """Keeps that trials of these deployments have begun, before they cost anything."""
         with self._open() as database:
             database.executemany(
-                "INSERT OR REPLACE INTO running VALUES (?, ?, ?, ?, ?, ?)",
-                [(row, batch, began, began, socket.gethostname(), os.getpid()) for row in rows],
+                "INSERT OR REPLACE INTO running VALUES (?, ?, ?, ?)",
+                [(row, batch, began, began) for row in rows],
             )
         self._note("start", deployments=rows, batch=batch, began=began)
 
@@ -150,14 +226,10 @@ class Store:
             StoreError: the process that runs them is still alive.
         """
         with sound(self.path), self._open() as database:
-            found = database.execute("SELECT row, batch, began, alive, host, process FROM running")
+            self._refuse_others(database)
+            found = database.execute("SELECT row, batch, began, alive FROM running")
             cut = []
-            for row, batch, began, alive, host, process in found.fetchall():
-                if host == socket.gethostname() and process != os.getpid() and _lives(process):
-                    raise StoreError(
-                        f"the search in {str(self.path)!r} is being run by process {process}; "
-                        "wait for its end or stop it"
-                    )
+            for row, batch, began, alive in found.fetchall():
                 _place(row, len(rate))
                 hours = at_least_zero("hours of a lost trial", (alive - began) / 3600)
                 cut.append((row, Lost(whole("batch", batch), hours, hours * rate[row])))
@@ -259,29 +331,35 @@ def space_of(content: Mapping[str, Any]) -> SearchSpace:
     return SearchSpace.of(Catalog(kinds.values(), dated=content["dated"]), deployments)
 
 
-def check_same(kept: Mapping[str, Any], space: SearchSpace, accept_prices: bool) -> None:
-    """Refuses a space other than the kept one.
+def same_space(kept: Mapping[str, Any], space: SearchSpace, accept_prices: bool) -> SearchSpace:
+    """Returns `space` in the order of the kept one, or refuses it if it is another.
 
     Raises:
         CatalogChanged: deployments differ, or prices or sizes do and are not accepted.
     """
     now = search_fields(space, Scenario.fastest(), Job(total_samples=1), "", 0)
-    if now["deployments"] != kept["deployments"]:
+    places = {json.dumps(d): i for i, d in enumerate(now["deployments"])}
+    wanted = [json.dumps(d) for d in kept["deployments"]]
+    if set(places) != set(wanted):
         raise CatalogChanged(
             "the search space has other deployments than the store; resume with the same "
             "types and counts, or begin a new store"
         )
+    today = {kind["name"]: kind for kind in now["types"]}
     changed = [
         f"{a['name']}.{field}: {a.get(field)} -> {b.get(field)}"
-        for a, b in zip(kept["types"], now["types"], strict=True)
+        for a, b in ((kind, today[kind["name"]]) for kind in kept["types"])
         for field in sorted(set(a) | set(b))
         if a.get(field) != b.get(field)
     ]
     if changed and not accept_prices:
         raise CatalogChanged(
             f"the catalogue has changed since the store was begun ({'; '.join(changed[:5])}); "
-            "say accept_prices=True to go on with the new one (trials keep what they cost)"
+            "say accept_prices=True (--accept-prices) to go on with the new one (trials keep what "
+            "they cost)"
         )
+    # Trials are kept by place.
+    return SearchSpace.of(space.catalog, [space[places[deployment]] for deployment in wanted])
 
 
 def trial_fields(trial: Trial) -> dict[str, Any]:
@@ -327,6 +405,16 @@ def _lives(process: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def _birth(process: int) -> str:
+    """Returns when a process was started, in the system's own words; empty if it does not say."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        fields = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()
+        return f"{boot} {fields[19].decode()}"
+    except (OSError, IndexError):
+        return ""
 
 
 def _dump(content: Mapping[str, Any]) -> str:

@@ -39,10 +39,7 @@ class Limits:
         positive("half_width", self.half_width)
         if self.unit not in ("steps", "samples"):
             raise InvalidInput(f"unit must be 'steps' or 'samples', got {self.unit!r}")
-        if not (math.isfinite(self.useful_speed) and self.useful_speed >= 0):
-            raise InvalidInput(
-                f"useful_speed must be finite and at least 0, got {self.useful_speed!r}"
-            )
+        at_least_zero("useful_speed", self.useful_speed)
 
 
 @dataclass(frozen=True)
@@ -174,7 +171,8 @@ class Profiler(Protocol):
     """Runs the job on a deployment for a little while and says how fast it was.
 
     A profiler may also have a method ``trial_seconds(deployment) -> float``: the most seconds
-    a trial of that deployment lasts. `DeploymentOptimizer.run` plans with it.
+    a trial of that deployment lasts. `DeploymentOptimizer.run` plans with it. And a method
+    ``interrupt()``, called from another thread when trials side by side are to be given up.
     """
 
     def profile(self, deployment: Deployment, limits: Limits) -> Observation:

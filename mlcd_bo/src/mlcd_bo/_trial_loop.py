@@ -62,10 +62,15 @@ def run_batch(
 
     try:
         with ThreadPoolExecutor(len(deployments), "mlcd-trial") as pool:
-            for place, pair in enumerate(zip(deployments, limits, strict=True)):
-                places[pool.submit(_timed, profiler, *pair)] = place
-            for future in as_completed(list(places)):
-                take(future)
+            try:
+                for place, pair in enumerate(zip(deployments, limits, strict=True)):
+                    places[pool.submit(_timed, profiler, *pair)] = place
+                for future in as_completed(list(places)):
+                    take(future)
+            except (KeyboardInterrupt, SystemExit):
+                # Only here is it known: threads get no interrupt, and the pool waits for them.
+                getattr(profiler, "interrupt", lambda: None)()
+                raise
     except BaseException as raised:
         interrupt = raised
     # An interrupt left the pool only after its trials had ended: they are paid for.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from .._check import positive, words
+from .._check import positive, script_of, variables, whole, words
 from .._errors import InvalidInput
 from .._space import Deployment
 from .._trial import Limits, Observation
@@ -66,19 +66,27 @@ class LocalTorchrun:
         env: Mapping[str, str] | None = None,
         python: str | None = None,
     ) -> None:
-        self.script = Path(script)
-        if not self.script.is_file():
-            raise InvalidInput(f"script {str(script)!r} is not a file; give the path of a script")
+        self.script = script_of(script)
         self.args = words("args", args)
         self.pattern = None if pattern is None else compiled(pattern)
         self.probe_s = positive("probe_s", probe_s)
         self.startup_s = positive("startup_s", startup_s)
         self.grace_s = positive("grace_s", grace_s)
         self._watcher = Watcher(
-            self.probe_s, self.startup_s, positive("least_s", least_s), warmup_steps
+            self.probe_s,
+            self.startup_s,
+            positive("least_s", least_s),
+            whole("warmup_steps", warmup_steps),
         )
-        self.env = dict(env or {})
+        self.env = variables(env)
+        self._interrupts = 0
         self.python = python or sys.executable
+        if not isinstance(self.python, str) or shutil.which(self.python) is None:
+            raise InvalidInput(f"python {python!r} cannot be started; give an interpreter's path")
+
+    def interrupt(self) -> None:
+        """Gives up every trial under way; each raises KeyboardInterrupt where it runs."""
+        self._interrupts += 1
 
     def trial_seconds(self, deployment: Deployment) -> float:
         """Returns the most seconds that a trial lasts, saving a checkpoint not included."""
@@ -136,9 +144,14 @@ class LocalTorchrun:
         )
         if isinstance(trial, LoggedTorchrun) and self.pattern is not None:
             trial.follow(self.pattern)
+        interrupts = self._interrupts
         try:
             outcome = self._watcher.run(
-                trial, limits, began, lambda words: say(f"{deployment}: {words}")
+                trial,
+                limits,
+                began,
+                lambda words: say(f"{deployment}: {words}"),
+                interrupted=lambda: self._interrupts != interrupts,
             )
             if limits.checkpoint is not None and outcome.speed is not None:
                 outcome = self._keep(trial, limits, outcome, wall)

@@ -24,7 +24,7 @@ def compiled(pattern: str) -> "re.Pattern[str]":
     """
     try:
         found = re.compile(pattern)
-    except re.error as problem:
+    except (re.error, TypeError) as problem:
         raise InvalidInput(f"pattern {pattern!r} is no regular expression: {problem}") from problem
     if not set(_GROUPS) & set(found.groupindex):
         raise InvalidInput(

@@ -13,6 +13,7 @@ from ._reports import StepReports
 
 _SUPERVISE = Path(__file__).with_name("_supervise.py")
 _TAIL_LINES = 25
+_TAIL_WIDTH = 500
 # Ranks must all see the order to stop before they reach its step.
 _STOP_AHEAD_S = 0.5
 
@@ -76,7 +77,10 @@ class TorchrunProcess(StepReports):
     def close(self) -> None:
         """Kills every process of the trial and waits for their end."""
         assert self._process.stdin is not None
-        # The closed pipe is the order to kill.
+        # The closed pipe is the order to kill; the word before it says that we are still here.
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(b"done")
+            self._process.stdin.flush()
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         self._process.wait()
@@ -92,7 +96,8 @@ class TorchrunProcess(StepReports):
                 # What follows is torchrun's account of itself; the script's own words came before.
                 lines = lines[: number + 1]
                 break
-        return "\n".join(lines[-_TAIL_LINES:])
+        # The end of a line says more than its begin, but of a very long one neither says all.
+        return "\n".join(line[-_TAIL_WIDTH:] for line in lines[-_TAIL_LINES:])
 
 
 def thread_variables(threads: float | None) -> dict[str, str]:

@@ -14,7 +14,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from .._check import positive, words
+from .._check import positive, variables, whole, words
 from .._errors import MissingExtra, ProfilingFailed
 from .._space import Deployment
 from .._trial import Limits, Observation
@@ -75,9 +75,12 @@ class RayProfiler:
         self.provision_s = positive("provision_s", provision_s)
         self.probe_s = positive("probe_s", probe_s)
         self.startup_s = positive("startup_s", startup_s)
-        self.env = dict(env or {})
+        self.env = variables(env)
         self._watcher = Watcher(
-            self.probe_s, self.startup_s, positive("least_s", least_s), warmup_steps
+            self.probe_s,
+            self.startup_s,
+            positive("least_s", least_s),
+            whole("warmup_steps", warmup_steps),
         )
 
     def trial_seconds(self, deployment: Deployment) -> float:

@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .._check import positive, words
+from .._check import positive, variables, whole, words
 from .._errors import MissingExtra
 from .._space import Deployment
 from .._trial import Limits, Observation, Status
@@ -123,9 +123,12 @@ class SkyProfiler:
         self.probe_s = positive("probe_s", probe_s)
         self.startup_s = positive("startup_s", startup_s)
         self.provision_s = positive("provision_s", provision_s)
-        self.env = dict(env or {})
+        self.env = variables(env)
         self._watcher = Watcher(
-            self.probe_s, self.startup_s, positive("least_s", least_s), warmup_steps
+            self.probe_s,
+            self.startup_s,
+            positive("least_s", least_s),
+            whole("warmup_steps", warmup_steps),
         )
         self.client: SkyClient = _installed() if client is None else client
 

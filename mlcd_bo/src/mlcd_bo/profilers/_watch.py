@@ -17,9 +17,18 @@ from .._steady import Speed, steady_speed
 from .._trial import Limits, Status
 
 _POLL_S = 0.05
+# The words of an error, not of a remark about memory; log lines may have a prefix in brackets.
 _OUT_OF_MEMORY = re.compile(
-    r"out of memory|OutOfMemoryError|Cannot allocate memory|MemoryError|exitcode\s*:\s*-9\b", re.I
+    r"""^\s*(?:[(\[][^)\]]*[)\]]:?\s*)*
+        (?:[\w.]*(?:OutOfMemory|Memory)Error\b
+        |(?:[\w.]*(?:Error|Exception)|what\(\)):.*(?:out\ of\ memory|can(?:no|')t\ allocate\ memory)
+        |(?:(?:CUDA|HIP|XPU)\s+(?:error:\s*)?)?out\ of\ memory
+        |.*std::bad_alloc
+        |.*exitcode\s*:\s*-9\b)""",
+    re.IGNORECASE | re.MULTILINE | re.VERBOSE,
 )
+# A trial of which more than this part is silence since the last step has stalled.
+_MOST_SILENCE = 0.5
 
 
 class Session(Protocol):
@@ -98,6 +107,7 @@ class Watcher:
         began: float,
         say: Callable[[str], None],
         before_s: float = 0.0,
+        interrupted: Callable[[], bool] = lambda: False,
     ) -> Outcome:
         """Returns the outcome of a trial that began at this monotonic time.
 
@@ -107,27 +117,37 @@ class Watcher:
             began: monotonic time of its start.
             say: shows a line of progress.
             before_s: seconds charged before that, such as those of renting.
+            interrupted: whether the trial is to be given up.
+
+        Raises:
+            KeyboardInterrupt: it was interrupted.
         """
         end = began + min(limits.seconds, self.startup_s + self.probe_s)
         first: float | None = None
+        last = began
         speed: Speed | None = None
+        measured_s = 0.0
         while True:
+            if interrupted():
+                raise KeyboardInterrupt
             # First whether it has ended, then its reports: so none of the last ones is missed.
             ended = session.poll()
             now = time.monotonic()
             try:
                 if session.read():
-                    first = now if first is None else first
-                    speed = steady_speed(*session.series(limits.unit), self.warmup_steps)
+                    first, last = now if first is None else first, now
+                    times, work = session.series(limits.unit)
+                    speed = steady_speed(times, work, self.warmup_steps)
+                    # What the steps span: silence after them is not measured.
+                    measured_s = float(times[-1] - times[0])
             except InvalidInput as problem:
                 return Outcome(None, "error", str(problem))
             if limits.unit == "samples" and session.steps >= 5 and not session.samples:
                 return Outcome(None, "error", _NO_SAMPLES)
             say(_progress(speed, limits.unit, now - began))
-            if speed is not None and first is not None:
-                measured_s, startup_s = now - first, before_s + first - began
-                if self._enough(speed, limits, measured_s, startup_s):
-                    return Outcome(speed)
+            startup_s = before_s + (now if first is None else first) - began
+            if speed is not None and self._enough(speed, limits, measured_s, startup_s):
+                return Outcome(speed)
             if ended is not None:
                 return self._ended(ended, speed, session)
             if first is None and now > began + self.startup_s:
@@ -135,7 +155,9 @@ class Watcher:
             if now > end or (first is not None and now > first + self.probe_s):
                 break
             time.sleep(_POLL_S)
-        if speed is not None:
+        if speed is not None and first is not None:
+            if now - last > _MOST_SILENCE * (now - first):
+                return Outcome(None, "timeout", _stalled(now - last, session))
             detail = f"stopped at the time limit, half-width {speed.half_width:.1%}"
             return Outcome(speed, detail=detail)
         return Outcome(None, "timeout", _no_step(time.monotonic() - began, session))
@@ -190,6 +212,13 @@ def _progress(speed: Speed | None, unit: str, seconds: float) -> str:
     if speed is None:
         return f"starting, {seconds:.0f} s"
     return f"{speed.value:,.4g} {unit}/s ± {speed.half_width:.1%}, {seconds:.0f} s"
+
+
+def _stalled(silent_s: float, session: Session) -> str:
+    return (
+        f"no step of all ranks was reported for {silent_s:.0f} s after {session.steps} steps: "
+        f"the script hangs, or one of its ranks has ended\n{session.tail()}"
+    )
 
 
 def _no_step(waited_s: float, session: Session) -> str:
