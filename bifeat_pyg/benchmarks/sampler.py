@@ -5,6 +5,7 @@ numbers nodes by torch.unique; torch-sparse is measured where it is installed.
 """
 
 import importlib.util
+import statistics
 import time
 
 import torch
@@ -78,6 +79,9 @@ def main() -> None:
         cases["torch-sparse"] = sparse
     seconds = interleaved(cases, options.rounds, clock=time.process_time)
     rows = []
+    sparse_speed = None
+    if "torch-sparse" in cases:
+        sparse_speed = counted["torch-sparse"] / statistics.median(seconds["torch-sparse"])
     for name in cases:
         speed, spread = ratio(seconds, "plain torch", name)
         middle = sorted(seconds[name])[len(seconds[name]) // 2]
@@ -87,12 +91,19 @@ def main() -> None:
                 counted[name],
                 f"{counted[name] / middle / 1e6:.1f} M",
                 f"{speed:.2f} ({spread})",
+                f"{counted[name] / middle / sparse_speed:.1f}" if sparse_speed else "-",
             )
         )
     show(
         f"{options.seeds} seeds x {hops} of {options.nodes} nodes and {options.edges} edges, one "
         "thread",
-        ("sampler", "edges", "edges a CPU second", "speed against plain torch (quartiles)"),
+        (
+            "sampler",
+            "edges",
+            "edges a CPU second",
+            "speed against plain torch (quartiles)",
+            "edges a second, against torch-sparse",
+        ),
         rows,
         options.json,
     )

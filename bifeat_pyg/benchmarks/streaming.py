@@ -20,6 +20,7 @@ SPECS = {
     "1 bit": "SQ(1)",
     "paper log 4 bit": "paper.sq(4)",
     "VQ 8x256": "VQ(8, 256)",
+    "VQ 32x256x4": "VQ(32, 256, stages=4)",
 }
 
 CHILD = """
@@ -43,7 +44,7 @@ print(json.dumps([wall, cpu, peak - before, table.ratio, table.error]))
 
 def main() -> int:
     """Prints the table."""
-    options = arguments(__doc__, mib=2560, columns=128, limit_mib=256, quantizers=len(SPECS))
+    options = arguments(__doc__, mib=2560, columns=128, limit_mib=256, first=0, last=len(SPECS))
     if not os.path.exists("/proc/self/status"):
         print("reads /proc; not on this system")
         return 0
@@ -54,12 +55,14 @@ def main() -> int:
         generator = np.random.default_rng(0)
         shape = (rows_total, options.columns)
         made = np.lib.format.open_memmap(source, "w+", np.float16, shape)
+        # Random rows again and again, each time moved: to make them takes longer than to pack them.
+        block = generator.standard_normal((1 << 16, options.columns), np.float32)
         for start in range(0, rows_total, 1 << 16):
-            size = (min(1 << 16, rows_total - start), options.columns)
-            made[start : start + size[0]] = generator.standard_normal(size, np.float32)
+            size = min(1 << 16, rows_total - start)
+            made[start : start + size] = block[:size] + generator.standard_normal() * 0.1
         made.flush()
         del made
-        for label, spec in list(SPECS.items())[: options.quantizers]:
+        for label, spec in list(SPECS.items())[options.first : options.last]:
             out = Path(name) / f"out {label}"
             command = [sys.executable, "-c", CHILD, str(source), str(out), spec]
             done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -7,9 +7,13 @@ trained to convergence by L-BFGS on each, and the loss of the weights found on p
 taken on the fp32 features, where its least value is known.
 
     python loss_gap.py
+    python loss_gap.py --plot gap.png
 
-Needs scikit-learn beside bifeat-pyg.
+The cells marked %% open as a notebook in editors that know them. Needs scikit-learn beside
+bifeat-pyg, and matplotlib for the plot.
 """
+
+# %% What is trained on
 
 import argparse
 from collections.abc import Iterator
@@ -30,6 +34,9 @@ def digits() -> tuple[Data, Tensor]:
     mean = near / near.sum(1, keepdim=True)
     data = Data(x=torch.tensor(pixels / 16, dtype=torch.float32), y=torch.tensor(labels))
     return data, mean @ mean
+
+
+# %% A loss with one optimum, and how it is found
 
 
 def loss(weights: Tensor, features: Tensor, labels: Tensor, decay: float) -> Tensor:
@@ -56,6 +63,9 @@ def optimum(features: Tensor, labels: Tensor, decay: float) -> Tensor:
     return weights.detach()
 
 
+# %% The same on packed features, and what that costs on the features as they are
+
+
 def gaps(decay: float = 1e-3) -> Iterator[tuple[str, float, float]]:
     """Yields quantizer, relative error of the features and gap of the loss, each as it is found."""
     data, smooth = digits()
@@ -75,14 +85,39 @@ def gaps(decay: float = 1e-3) -> Iterator[tuple[str, float, float]]:
         yield name, float((x - data.x).norm() / data.x.norm()), gap
 
 
+# %% The figures
+
+
+def plot(found: list[tuple[str, float, float]], path: str) -> None:
+    """Draws the gap over the error of the features, both on logarithmic scales."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5, 3.2), layout="constrained")
+    axes = figure.subplots()
+    for name, error, gap in found:
+        axes.loglog(error, max(gap, 1e-16), "o", color="tab:red" if "VQ" in name else "tab:blue")
+        axes.annotate(name, (error, max(gap, 1e-16)), textcoords="offset points", xytext=(6, -3))
+    axes.set_xlabel("relative error of the features")
+    axes.set_ylabel("loss above the optimum")
+    axes.margins(0.2)
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=110)
+
+
 def main() -> None:
     """Prints the gaps."""
-    argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    ).parse_args()
+    )
+    parser.add_argument("--plot", help="also draw them, into this PNG or SVG")
+    options = parser.parse_args()
     print("quantizer   error of features   loss above the optimum", flush=True)
+    found = []
     for name, error, gap in gaps():
         print(f"{name:10}  {error:17.4f}   {gap:.2e}", flush=True)
+        found.append((name, error, gap))
+    if options.plot is not None:
+        plot(found, options.plot)
 
 
 if __name__ == "__main__":

@@ -3,18 +3,16 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from bifeat_pyg import paper
 from bifeat_pyg._errors import BiFeatError
-from bifeat_pyg._file import quantize_file
-from bifeat_pyg._report import size
-from bifeat_pyg._save import load
-from bifeat_pyg._store import QuantizedFeatureStore
-from bifeat_pyg.quantizers._base import Spec
-from bifeat_pyg.quantizers.scalar import BITS, SQ
-from bifeat_pyg.quantizers.vector import VQ
+
+# What needs torch is imported by the commands: `--help` and a wrong option answer at once.
+if TYPE_CHECKING:
+    from bifeat_pyg._store import QuantizedFeatureStore
+    from bifeat_pyg.quantizers._base import Spec
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -49,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("src", help=".npy, .safetensors, .pt, .parquet, .arrow or .feather file")
     made.add_argument("out", help="folder to make")
     how = made.add_argument_group("quantizer (4 bit where nothing is said)")
-    how.add_argument("--bits", type=int, choices=BITS, help="bits of a value")
+    how.add_argument("--bits", type=int, choices=(1, 2, 4, 8, 16), help="bits of a value")
     how.add_argument(
         "--scale", choices=("column", "tensor", "log"), default="column", help="default: column"
     )
@@ -68,6 +66,9 @@ def _parser() -> argparse.ArgumentParser:
 
     shown = commands.add_parser("info", help="show what a store holds and what it lost")
     shown.add_argument("path", help="folder of the store")
+    shown.add_argument(
+        "--against", metavar="FILE", help="measure the error anew, against these features"
+    )
     shown.set_defaults(run=_info)
 
     checked = commands.add_parser("verify", help="compare all bytes with their checksums")
@@ -77,6 +78,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _quantize(arguments: argparse.Namespace) -> None:
+    from bifeat_pyg._file import quantize_file
+
     store = quantize_file(
         arguments.src,
         arguments.out,
@@ -92,7 +95,9 @@ def _quantize(arguments: argparse.Namespace) -> None:
     print(store.report())
 
 
-def _spec(arguments: argparse.Namespace) -> Spec:
+def _spec(arguments: argparse.Namespace) -> "Spec":
+    from bifeat_pyg import SQ, VQ, paper
+
     if arguments.vq is None:
         bits = 4 if arguments.bits is None else arguments.bits
         return paper.sq(bits) if arguments.paper else SQ(bits, arguments.scale)
@@ -113,14 +118,31 @@ def _spec(arguments: argparse.Namespace) -> Spec:
 
 
 def _info(arguments: argparse.Namespace) -> None:
+    from bifeat_pyg import QuantizedFeatureStore
+
     store = QuantizedFeatureStore.open(arguments.path)
-    print(store.report())
-    for table in store.report():
+    report = store.report(_against(arguments, store), progress=True)
+    print(report)
+    for table in report:
         name = table.attr if table.group is None else f"{table.group} {table.attr}"
         print(f"{name}: {table.spec}")
 
 
+def _against(
+    arguments: argparse.Namespace, store: "QuantizedFeatureStore"
+) -> dict[tuple[str | None, str], str]:
+    if arguments.against is None:
+        return {}
+    held = [(table.group, table.attr) for table in store.report()]
+    if len(held) != 1:
+        raise BiFeatError(f"--against needs a store of one attribute; this one has {len(held)}")
+    return {held[0]: arguments.against}
+
+
 def _verify(arguments: argparse.Namespace) -> None:
+    from bifeat_pyg._report import size
+    from bifeat_pyg._save import load
+
     folder = Path(arguments.path)
     total = sum(path.stat().st_size for path in folder.glob("*.codes"))
     with tqdm(total=total, unit="B", unit_scale=True, desc="verify", disable=None) as bar:

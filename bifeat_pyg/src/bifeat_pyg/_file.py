@@ -156,8 +156,9 @@ class _Job:
         errors = ErrorSum(codec)
         # The fitted spec may be narrower than the one asked for.
         self.identity["fitted"] = codec.spec.to_dict()
-        self._note(0, errors)
+        # The journal last: where there is one, what it counts on is there too.
         (self.part / f"{_NAME}.codes").write_bytes(b"")
+        self._note(0, errors)
         return codec, errors, hashlib.sha256(), 0
 
     def _left(self) -> tuple[Codec, ErrorSum, Any, int] | None:

@@ -4,7 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
+from tqdm import tqdm
 
+from bifeat_pyg._errors import FeatureError
+from bifeat_pyg._fit import Errors, ErrorSum, as_float
+from bifeat_pyg._rows import RowSource, blocks
 from bifeat_pyg._table import PackedTable
 
 
@@ -75,9 +79,33 @@ class Report:
         )
 
 
-def table_report(group: str | None, attr: str, table: PackedTable) -> TableReport:
+def measure(table: PackedTable, source: RowSource, progress: bool = False) -> Errors:
+    """Returns what a table lost of features, read in blocks.
+
+    Raises:
+        FeatureError: they have another shape; NonFiniteError for NaN.
+    """
+    if source.rows != table.rows or source.tail != table.codec.tail:
+        raise FeatureError(
+            f"{source.name} has shape {[source.rows, *source.tail]}, but the store holds "
+            f"{[table.rows, *table.codec.tail]}: give the features that were packed"
+        )
+    errors = ErrorSum(table.codec)
+    with tqdm(
+        total=source.rows, unit="row", unit_scale=True, desc="report",
+        disable=None if progress else True,
+    ) as bar:  # fmt: skip
+        for start, rows in blocks(source):
+            x = as_float(rows, start, "error", source.name)
+            errors.add(x, table.codes[start : start + len(x)])
+            bar.update(len(x))
+    return errors.result()
+
+
+def table_report(
+    group: str | None, attr: str, table: PackedTable, errors: Errors | None
+) -> TableReport:
     """Returns the figures of one table."""
-    errors = table.errors
     return TableReport(
         group=group,
         attr=attr,

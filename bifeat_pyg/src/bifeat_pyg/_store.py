@@ -13,9 +13,10 @@ from bifeat_pyg._dispatch import check_index
 from bifeat_pyg._errors import FeatureError, LoaderError, NotAGraphError, UnknownAttrError
 from bifeat_pyg._fit import as_float, check_nan
 from bifeat_pyg._quantize import SUFFIX, check_rows, label, names_of, spec_for
-from bifeat_pyg._report import Report, table_report
+from bifeat_pyg._report import Report, measure, table_report
 from bifeat_pyg._rows import TensorSource, accepted
 from bifeat_pyg._save import load, save
+from bifeat_pyg._sources import open_source
 from bifeat_pyg._table import PackedTable, row_index
 from bifeat_pyg.quantizers._base import Codec, Spec
 
@@ -193,9 +194,31 @@ class QuantizedFeatureStore(FeatureStore):  # type: ignore[misc]
         """Returns all codecs by (node type, attribute)."""
         return {key: table.codec for key, table in self._tables.items()}
 
-    def report(self) -> Report:
-        """Returns bytes, ratio and error of every packed attribute; prints as a table."""
-        return Report(tuple(table_report(*key, table) for key, table in self._tables.items()))
+    def report(self, against: Mapping[Key, Any] | None = None, *, progress: bool = False) -> Report:
+        """Returns bytes, ratio and error of every packed attribute; prints as a table.
+
+        The errors are those of the packing, where it is known. They can be measured anew against
+        features, e.g. those of a later date, or where a packed Data was taken as it was.
+
+        Args:
+            against: by (node type, attribute), features as for `quantize_file`, of as many rows.
+            progress: show a bar on a terminal while features are read.
+
+        Raises:
+            UnknownAttrError: there is no such packed attribute.
+            FeatureError: the features cannot be read, or have another shape; NonFiniteError for
+                NaN.
+        """
+        measured = {
+            key: measure(self.table(*key), open_source(features, label(*key)), progress)
+            for key, features in (against or {}).items()
+        }
+        return Report(
+            tuple(
+                table_report(*key, table, measured.get(key, table.errors))
+                for key, table in self._tables.items()
+            )
+        )
 
     # What FeatureStore asks for
 
