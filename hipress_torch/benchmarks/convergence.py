@@ -124,15 +124,16 @@ def _end(losses: list[float]) -> float:
     return float(np.mean(losses[-len(losses) // 10 :]))
 
 
-def _stored(a: argparse.Namespace, task: str) -> dict[str, list[dict[str, Any]]]:
-    """Returns the runs of the store by codec and seed, those seeds only that all codecs have."""
+def _stored(a: argparse.Namespace, task: str) -> dict[str, dict[int, dict[str, Any]]]:
+    """Returns the runs of the store by codec and seed, those with a plain run of that seed."""
     found: dict[str, dict[int, dict[str, Any]]] = {}
     for name in CODECS:
         for path in sorted(a.store.glob(f"{task}-{name.replace(' ', '')}-*.json")):
             seed = int(path.stem.rpartition("-")[2])
-            found.setdefault(name, {})[seed] = json.loads(path.read_text(encoding="utf-8"))
-    seeds = set.intersection(*(set(f) for f in found.values())) if found else set()
-    return {name: [by[s] for s in sorted(seeds)] for name, by in found.items() if seeds}
+            if name == "none" or seed in found.get("none", {}):
+                run = json.loads(path.read_text(encoding="utf-8"))
+                found.setdefault(name, {})[seed] = run
+    return found
 
 
 def tabulate(a: argparse.Namespace) -> None:
@@ -144,8 +145,10 @@ def tabulate(a: argparse.Namespace) -> None:
             continue
         lines = [["codec", "training loss, of none", "held-out loss, of none", "by seed", "right",
                   "kB a step"]]  # fmt: skip
-        for name, runs in stored.items():
-            pairs = list(zip(runs, stored["none"], strict=True))
+        plain = list(stored["none"].values())
+        for name, by_seed in stored.items():
+            runs = list(by_seed.values())
+            pairs = [(run, stored["none"][seed]) for seed, run in by_seed.items()]
             ratios = [_end(r["losses"]) / _end(n["losses"]) for r, n in pairs]
             held = [r["held_loss"] / n["held_loss"] for r, n in pairs]
             right = float(np.mean([r["held_right"] for r in runs]))
@@ -156,9 +159,9 @@ def tabulate(a: argparse.Namespace) -> None:
                 [name, f"{np.mean(ratios):.3f}", f"{np.mean(held):.3f}",
                  ", ".join(f"{h:.3f}" for h in held), f"{right:.1%}", f"{sent / 1e3:.1f}"]
             )  # fmt: skip
-        loss = np.mean([_end(n["losses"]) for n in stored["none"]])
-        held_loss = np.mean([n["held_loss"] for n in stored["none"]])
-        print(f"{task}: {stored['none'][0]['setting']}, {len(stored['none'])} seeds, none ends at "
+        loss = np.mean([_end(n["losses"]) for n in plain])
+        held_loss = np.mean([n["held_loss"] for n in plain])
+        print(f"{task}: {plain[0]['setting']}, {len(plain)} seeds, none ends at "
               f"{loss:.3f} (held out {held_loss:.3f})")  # fmt: skip
         print(_measure.table(lines))
     _measure.report(a.json, "convergence", rows)
@@ -181,12 +184,15 @@ def plot(a: argparse.Namespace) -> None:
             seconds = timed.get((task, f"{a.megabits} Mbit/s", name))
             if seconds is None:
                 continue
-            loss = np.mean([r["losses"] for r in runs], axis=0)
+            loss = np.mean([r["losses"] for r in runs.values()], axis=0)
             width = len(loss) // 30
             smooth = np.convolve(loss, np.ones(width) / width, "valid")
             axes.plot(np.arange(width, width + len(smooth)) * seconds, smooth, label=name)
         axes.set(xscale="log", yscale="log", title=title, xlabel=f"seconds at {a.megabits} Mbit/s")
         axes.grid(alpha=0.3, which="both")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("{x:g}")
+        axes.tick_params(axis="y", which="both", labelsize=8)
     panels[0].set_ylabel("training loss")
     panels[0].legend(frameon=False, fontsize=8)
     figure.savefig(a.plot, dpi=120)

@@ -108,6 +108,19 @@ def test_all_buckets_go_by_ring_where_that_is_shorter():
     assert all(c.ring and c.codec == "onebit" for c in made)
 
 
+def test_a_gain_that_is_lost_in_a_step_is_not_taken():
+    backward = ((0, 1_000_000, 0.0),)
+    plan = Plan(profile_of(1e9), ("onebit",), backward)
+    (gained,) = plan.choose_all(CODECS)
+    assert gained.codec == "onebit"
+    seconds = dict(gained.candidates)
+    gain = seconds["none"] - seconds["onebit"]
+    assert gain > 0
+    for share, codec in ((0.04, "none"), (0.06, "onebit")):
+        (choice,) = replace(plan, step_s=gain / share).choose_all(CODECS)
+        assert choice.codec == codec
+
+
 @pytest.mark.parametrize(
     ("windows", "told"),
     [

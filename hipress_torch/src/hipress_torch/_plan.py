@@ -203,12 +203,15 @@ class Plan:
         backward: for each bucket its index, its elements, and the seconds that the backward pass
             computes before it; with it the buckets are planned together.
         strategies: ``ps``, ``ring`` or both; a ring is weighed if the profile has its ``hop``.
+        step_s: seconds of a whole step, of which planning together has to promise a share to be
+            preferred to plain all-reduce; 0 if not known.
     """
 
     profile: Profile
     codecs: tuple[str, ...]
     backward: tuple[tuple[int, int, float], ...] = ()
     strategies: tuple[str, ...] = ("ps", "ring")
+    step_s: float = 0.0
 
     def __post_init__(self) -> None:
         """Checks the types.
@@ -326,6 +329,7 @@ def saved_plan(saved: object) -> Plan | None:
         backward = tuple((int(i), int(n), float(s)) for i, n, s in saved.get("backward", ()))
         profile = Profile.from_dict(saved["profile"])
         strategies = tuple(saved.get("strategies", ("ps", "ring")))
-        return Plan(profile, tuple(saved["codecs"]), backward, strategies)
+        step_s = float(saved.get("step_s", 0.0))
+        return Plan(profile, tuple(saved["codecs"]), backward, strategies, step_s)
     except (KeyError, TypeError, ValueError) as error:
         raise StateError(f"state dict: plan is wrong: {error}") from error

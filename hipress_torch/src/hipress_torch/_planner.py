@@ -102,12 +102,14 @@ class Planner:
             if self._passes == WARM_UP:
                 watch.forget()
             if self._passes == LEARN:
-                self.use(replace(plan, backward=watch.backward(group, device)))
+                backward, step_s = watch.backward(group, device)
+                self.use(replace(plan, backward=backward, step_s=step_s))
                 self._recorder.taken()
         elif watch.window_ends() and watch.drifted(self._recorder.taken(), group, device):
             # What the backward pass itself takes may have changed too: it is learned again.
             self.measure(group, device)
             self._recorder.count("plans_made_anew")
+        watch.began()
         self._passes += 1
 
     def saved(self) -> dict[str, Any] | str:
@@ -119,4 +121,5 @@ class Planner:
             "codecs": list(self.plan.codecs),
             "backward": [list(b) for b in self.plan.backward],
             "strategies": list(self.plan.strategies),
+            "step_s": self.plan.step_s,
         }

@@ -35,10 +35,18 @@ class Watch:
         self.every = EVERY
         self.drift = DRIFT
         self._gaps: dict[int, tuple[int, list[float]]] = {}
-        self._left = 0.0
+        self._periods: list[float] = []
+        self._began = self._left = 0.0
         self._baseline = 0.0
         self._since = 0
         self._beyond = 0
+
+    def began(self) -> None:
+        """Notes that a backward pass reached its first bucket: a step after the last did."""
+        now = time.perf_counter()
+        if self._began:
+            self._periods.append(now - self._began)
+        self._began = now
 
     def arrived(self, index: int, elements: int) -> None:
         """Notes that a bucket's hook was called: how long the backward pass computed for it."""
@@ -55,22 +63,30 @@ class Watch:
     def forget(self) -> None:
         """Drops what was measured before the buckets were filled anew, or under another plan."""
         self._gaps.clear()
+        self._periods.clear()
+        self._began = 0.0
         self._baseline = 0.0
         self._since = 0
         self._beyond = 0
 
     def backward(
         self, group: dist.ProcessGroup, device: torch.device
-    ) -> tuple[tuple[int, int, float], ...]:
-        """Returns (index, elements, seconds since the previous one) of the buckets; ranks' mean.
+    ) -> tuple[tuple[tuple[int, int, float], ...], float]:
+        """Returns what was learned of a step, as means over the ranks.
+
+        Returns:
+            (index, elements, seconds since the previous one) of the buckets, and the seconds from
+            one step to the next.
 
         Raises:
             PeerError: another rank failed or did not answer in time.
         """
         found = [(i, *self._gaps[i]) for i in sorted(self._gaps)]
         mine = [statistics.median(times) for _, _, times in found]
-        sums = agreed(group, mine, device, dist.ReduceOp.SUM)
-        return tuple((i, n, s / group.size()) for (i, n, _), s in zip(found, sums, strict=True))
+        mine.append(statistics.median(self._periods) if self._periods else 0.0)
+        means = [s / group.size() for s in agreed(group, mine, device, dist.ReduceOp.SUM)]
+        buckets = tuple((i, n, s) for (i, n, _), s in zip(found, means[:-1], strict=True))
+        return buckets, means[-1]
 
     def drifted(
         self, taken: Mapping[int, list[float]], group: dist.ProcessGroup, device: torch.device

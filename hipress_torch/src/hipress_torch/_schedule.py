@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 # A choice that promises less than this share of the whole is not worth a change.
 WORTH = 0.01
+# Nor is compression that promises less than this share of a step: what threads wait for a core,
+# which no term holds, may take as much.
+WORTH_OF_STEP = 0.05
 
 
 def makespan(
@@ -82,6 +85,8 @@ def schedule(
 ) -> "tuple[Choice, ...]":
     """Returns a choice for each bucket: better than any change of one of them, and of all alike.
 
+    Plain all-reduce for all, if what is better would not be worth it.
+
     Args:
         plan: what was measured.
         backward: elements of each bucket, and the seconds of backward pass before it.
@@ -105,4 +110,7 @@ def schedule(
                 took = makespan(plan, backward, tried, codecs)
                 if took < shortest * (1 - WORTH):
                     best, shortest, improved = tried, took, True
+    plain = [next(c for c in some if c.codec == "none") for some in options]
+    if makespan(plan, backward, plain, codecs) - shortest < WORTH_OF_STEP * plan.step_s:
+        best = plain
     return tuple(best)
