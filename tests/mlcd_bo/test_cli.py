@@ -217,7 +217,7 @@ def test_run_then_resume_on_a_real_script(catalog, tmp_path, capsys, monkeypatch
         "while mlcd_bo.step(8): time.sleep(0.004)\n"
     )
     store = tmp_path / "search.db"
-    options = ["--probe-s", "1.2", "--startup-s", "30"]
+    options = ["--probe-s", "1.2", "--startup-s", "100"]
     command = ["run", catalog, str(script), "--args=--pace 0.004", "--samples", "1e5"]
     command += ["--deadline", "2", "--store", str(store), *options]
     assert main(command) == 0
@@ -228,7 +228,7 @@ def test_run_then_resume_on_a_real_script(catalog, tmp_path, capsys, monkeypatch
     again = capsys.readouterr().out
     assert again.splitlines() == first.splitlines()
     kept = mlcd._store.Store(store).options()
-    assert kept == {"probe_s": 1.2, "startup_s": 30.0, "pattern": None, "folder": str(tmp_path)}
+    assert kept == {"probe_s": 1.2, "startup_s": 100.0, "pattern": None, "folder": str(tmp_path)}
     assert main(["report", str(store), str(tmp_path / "report")]) == 0
     assert os.path.exists(tmp_path / "report" / "report.html")
     cheaper = YAML.replace("price: 3.0", "price: 2.0")

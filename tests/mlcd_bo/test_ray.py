@@ -86,7 +86,7 @@ def test_a_search_on_two_nodes_measures_them_as_one_job_and_learns_that_there_is
     best = search.run(profiler)
     assert best.deployment == TWO
     seen = {t.deployment: t.observation for t in search.trials}
-    assert seen[TWO].speed == pytest.approx(2 * 32 / 0.005, rel=0.2)
+    assert seen[TWO].speed == pytest.approx(2 * 32 / 0.005, rel=0.35)
     assert 0 < seen[TWO].dollars <= seen[TWO].seconds / 3600 * 4.0
     assert (seen[THREE].status, seen[THREE].dollars) == ("quota", 0.0)
     assert "no 3 nodes" in seen[THREE].detail
@@ -110,7 +110,7 @@ def test_the_kuberay_entry_point_prints_what_it_saw(cluster, script, capsys):
     assert main([*options, str(script), "fine"]) == 0
     (line,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith("mlcd-observation"))
     seen = mlcd.Observation(**json.loads(line.partition(" ")[2]))
-    assert seen.speed == pytest.approx(32 / 0.005, rel=0.2)
+    assert seen.speed == pytest.approx(32 / 0.005, rel=0.35)
 
 
 def test_kuberay_job_asks_for_the_machines():

@@ -123,7 +123,7 @@ def test_an_outcome_is_kept_while_those_beside_it_still_run(tmp_path):
 
     def slow(deployment, limits):
         if deployment == chosen[-1]:
-            until = time.monotonic() + 20.0
+            until = time.monotonic() + 120.0
             while len(seen) < 2 and time.monotonic() < until:
                 time.sleep(0.01)
                 seen[:] = mlcd.DeploymentOptimizer.look(path).trials
@@ -183,16 +183,21 @@ def test_a_clock_that_is_set_back_spoils_no_store(tmp_path, monkeypatch):
     kept = []
 
     def profile(deployment, limits):
-        time.sleep(0.05)
-        with closing(sqlite3.connect(path)) as database:
-            kept.extend(database.execute("SELECT began, alive FROM running").fetchall())
+        until = time.monotonic() + 60.0
+        while time.monotonic() < until:
+            with closing(sqlite3.connect(path)) as database:
+                kept[:] = database.execute("SELECT began, alive FROM running").fetchall()
+            if kept[0][1] > kept[0][0]:
+                break
+            time.sleep(0.01)
         raise ConnectionError
 
     here.profile = profile
     with pytest.raises(ConnectionError):
         search.run(here)
     ((began, alive),) = kept
-    assert 0.0 < alive - began < 5.0
+    # Seconds that have passed, although the clock was set back.
+    assert 0.0 < alive - began < 60.0
     assert mlcd.DeploymentOptimizer.resume(path).ledger == search.ledger
 
 

@@ -90,3 +90,13 @@ def test_cherrypick_makes_at_least_six_runs():
     world = World(two_types())
     mlcd.DeploymentOptimizer(world.space, SCENARIOS["fastest"], JOB, "cherrypick").run(world)
     assert len(world.seen) >= 6
+
+
+@pytest.mark.parametrize("strategy", mlcd.strategies())
+def test_trials_side_by_side_that_take_no_time_of_their_own(strategy):
+    # Warnings are errors: a second trial of the same length adds no hours, and no 0 / 0.
+    world = World(two_types(), seconds=180.0)
+    world.trial_seconds = lambda deployment: 180.0
+    job = mlcd.Job(total_samples=1000 * 3600)
+    search = mlcd.DeploymentOptimizer(two_types(), mlcd.Scenario.fastest(), job, strategy)
+    assert search.run(world, parallel=3).measured

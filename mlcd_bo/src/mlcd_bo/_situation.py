@@ -80,7 +80,8 @@ class Situation:
     def trial_objective(self) -> Array:
         """What a trial most likely costs, in the unit of the objective."""
         most = self.trial_hours if self.objective == "time" else self.trial_dollars
-        return np.asarray(most * self.expected)
+        # Beside a longer trial that is under way a shorter one takes no time of its own.
+        return np.maximum(most * self.expected, 1e-12)
 
     @property
     def expected_objective(self) -> Array:
