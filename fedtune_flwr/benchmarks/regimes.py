@@ -6,6 +6,7 @@ Arms named "best" choose their setting on the test set, which nobody can: rivals
 
     python benchmarks/regimes.py --data fashion --seeds 8     # appends rows, resumes
     python benchmarks/regimes.py --data fashion --table       # prints what there is
+    python benchmarks/regimes.py --regimes flip --report a.png  # the plots of a tuning run
 
 The trained federations are emulated in this process (the same code as the tuner's, checked against
 one client after another in the tests), with the real clients and the test set.
@@ -34,6 +35,7 @@ from rivals import Outcome
 from fedtune_flwr import Emulator, Int, Linear, Log, Policy, ProxyTask, SearchSpace, tune
 from fedtune_flwr._metrics import NAMES, as_matrix, label_entropy
 from fedtune_flwr._options import TuneOptions
+from fedtune_flwr._plots import figure
 from fedtune_flwr._report import TuneReport
 from fedtune_flwr._simulate import Candidate, Emulation, candidate
 
@@ -266,7 +268,11 @@ def main() -> None:
     parser.add_argument("--budget", type=int, default=36, help="proxy evaluations of a tuned arm")
     parser.add_argument("--out", type=Path, help="a JSON row an arm is appended here")
     parser.add_argument("--table", action="store_true", help="only print the table of --out")
+    parser.add_argument("--markdown", action="store_true", help="print it as the README has it")
     parser.add_argument("--plot", type=Path, help="also write a plot here")
+    parser.add_argument(
+        "--report", type=Path, help="only write the plots of one tuning run, of the first regime"
+    )
     arguments = parser.parse_args()
     default = Path(__file__).parent / "results" / f"regimes-{arguments.data}.jsonl"
     out = arguments.out or default
@@ -274,6 +280,10 @@ def main() -> None:
     natural = arguments.data == "shakespeare"
     chosen = arguments.regimes or ([federations.NATURAL] if natural else list(federations.REGIMES))
     names = arguments.arms or (CORE if arguments.core else list(ARMS))
+    if arguments.report is not None:
+        cell = Cell(arguments.data, chosen[0], arguments.first_seed, arguments.budget)
+        figure(cell.tuned("bayes", True)).savefig(arguments.report, dpi=80)
+        return
     if not arguments.table:
         done = {(r["regime"], r["seed"], r["arm"]) for r in regimes_table.rows(out)}
         for seed in range(arguments.first_seed, arguments.seeds):
@@ -281,7 +291,8 @@ def main() -> None:
                 missing = [n for n in names if (regime, seed, n) not in done]
                 if missing:
                     run_cell(arguments.data, regime, seed, arguments.budget, missing, out)
-    print(regimes_table.table(regimes_table.rows(out)))
+    show = regimes_table.markdown if arguments.markdown else regimes_table.table
+    print(show(regimes_table.rows(out)))
     if arguments.plot is not None:
         regimes_table.plot(regimes_table.rows(out), arguments.plot)
 

@@ -83,11 +83,107 @@ def table(found: list[Row]) -> str:
     return "\n".join(lines)
 
 
+LABELS = {
+    "clean": "clean",
+    "dirichlet-0.1": "Dirichlet 0.1",
+    "dirichlet-0.05": "Dirichlet 0.05",
+    "two-class": "two classes each",
+    "size": "sizes apart",
+    "mixture-20-single": "20 % well mixed, the rest one class each",
+    "mixture-10-single": "10 % well mixed, the rest one class each",
+    "mixture-20-two": "20 % well mixed, the rest two classes each",
+    "noise": "half the clients 30 to 90 % random labels",
+    "flip": "half the clients 30 to 90 % labels off by one",
+    "gain": "input gain, Dirichlet 0.3",
+    "mixed": "noise, input gain, Dirichlet 0.3",
+    "natural": "natural roles",
+}
+RIVALS = {
+    "global, proxy random": "one setting, proxy",
+    "best of 12": "best of 12",
+    "best global tried": "best setting for all",
+    "best, equal weights": "equal weights",
+    "best, fedprox": "FedProx",
+    "best, fednova": "FedNova",
+    "best, loss weights": "loss weights",
+    "best, entropy weights": "entropy weights",
+    "best, feddisco-like": "FedDisco",
+    "best, adjustment 0.8": "logit adjustment",
+    "delta-sgd": "Delta-SGD",
+    "fedex-like": "FedEx-like",
+    "fedtune, random tuner": "FedTune, random tuner",
+}
+
+
+def in_order(found: list[Row]) -> dict[str, dict[str, dict[int, Row]]]:
+    """`by_cell` in the order of `LABELS`."""
+    cells = by_cell(found)
+    return {name: cells[name] for name in LABELS if name in cells}
+
+
+def _signed(gap: tuple[float, float, int]) -> str:
+    if not gap[2]:
+        return ""
+    return f"{gap[0]:+.1f}" if gap[2] == 1 else f"{gap[0]:+.1f} ± {gap[1]:.1f}"
+
+
+def markdown(found: list[Row]) -> str:
+    """Two tables: accuracies with the worst tenth, and FedTune minus each rival."""
+    lines = [
+        "| regime | seeds | one setting, proxy | FedTune | customized | worst tenth: one setting | "
+        "worst tenth: FedTune |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    cells = in_order(found)
+    for regime, arms in cells.items():
+        own, rival = arms.get("fedtune", {}), arms.get("global, proxy random", {})
+        seeds = sorted(set(own) & set(rival))
+        if not seeds:
+            continue
+        parts = [LABELS[regime], str(len(seeds))]
+        figures = []
+        for key in ("accuracy", "worst"):
+            for rows_ in (rival, own):
+                values = np.asarray([rows_[s][key] for s in seeds])
+                spread = f" ± {error(values):.1f}" if len(values) > 1 else ""
+                figures.append(f"{values.mean():.1f}{spread}")
+        kept = f"{sum(own[s]['kept'] for s in seeds)} of {len(seeds)}"
+        lines.append("| " + " | ".join([*parts, *figures[:2], kept, *figures[2:]]) + " |")
+    lines += [
+        "",
+        "| regime | " + " | ".join(RIVALS.values()) + " |",
+        "|---" * (len(RIVALS) + 1) + "|",
+    ]
+    for regime, arms in cells.items():
+        if "fedtune" in arms:
+            gaps = [_signed(paired(arms["fedtune"], arms.get(name, {}))) for name in RIVALS]
+            lines.append(f"| {LABELS[regime]} | " + " | ".join(gaps) + " |")
+    tuned = [row for row in found if row["arm"] == "fedtune"]
+    seconds = [row["seconds"] for row in tuned]
+    lines += [
+        "",
+        f"FedTune's tuning on the server: {np.median(seconds):.0f} s "
+        f"({min(seconds):.0f} to {max(seconds):.0f}), "
+        f"{np.mean([row['evaluations'] for row in tuned]):.0f} evaluations.",
+    ]
+    tuner = [
+        paired(arms["fedtune"], arms["fedtune, random tuner"])[0]
+        for arms in cells.values()
+        if set(arms.get("fedtune", {})) & set(arms.get("fedtune, random tuner", {}))
+    ]
+    lines.append(
+        f"The Bayesian tuner less the random one, over {len(tuner)} regime(s): "
+        f"{np.mean(tuner):+.1f} ± {error(np.asarray(tuner)):.1f} points, ahead in "
+        f"{sum(gap > 0 for gap in tuner)}."
+    )
+    return "\n".join(lines)
+
+
 def plot(found: list[Row], path: Path) -> None:
     """FedTune's difference to four rivals in every regime, with standard errors."""
     from matplotlib.figure import Figure
 
-    cells = by_cell(found)
+    cells = in_order(found)
     compared = {
         "global, proxy random": ("one setting, tuned on the proxy", "#1f77b4"),
         "best global tried": ("best setting for all, chosen on the test set", "#444444"),
@@ -98,7 +194,7 @@ def plot(found: list[Row], path: Path) -> None:
     axes = figure.subplots()
     axes.axvline(0, color="#999999", linewidth=0.8)
     for j, (arm, (label, colour)) in enumerate(compared.items()):
-        gaps = [paired(arms["fedtune"], arms[arm]) for arms in cells.values()]
+        gaps = [paired(arms.get("fedtune", {}), arms.get(arm, {})) for arms in cells.values()]
         axes.errorbar(
             [g[0] for g in gaps],
             [i + 0.16 * (j - 1.5) for i in range(len(gaps))],
@@ -109,7 +205,7 @@ def plot(found: list[Row], path: Path) -> None:
             label=label,
             linewidth=1,
         )
-    names = [f"{name} ({len(arms['fedtune'])})" for name, arms in cells.items()]
+    names = [f"{name} ({len(arms.get('fedtune', {}))})" for name, arms in cells.items()]
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.set(xlabel="FedTune minus rival, points of test accuracy (mean, standard error)")

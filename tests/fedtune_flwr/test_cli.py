@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedtune_flwr import METRICS, Policy, TuneReport
+from fedtune_flwr import METRICS, Log, Policy, SearchSpace, TuneReport
 from fedtune_flwr._cli import main
+from fedtune_flwr._plots import svg
 from fedtune_flwr._tables import read_metrics, write_metrics
 from tests.fedtune_flwr.apps import blobs, new_model
 
@@ -35,9 +36,10 @@ def test_profile_tune_explain_plot(files, capsys, monkeypatch):
     assert main(["tune", str(table), "--proxy", str(files / "proxy.npz"), "--model", MODEL,
                  "--dim", "lr=log:0.05:1", "--dim", "local-epochs=int:1:2", "--tuner", "sobol",
                  "--dim", "momentum=choice:0.0:0.5", "--default", "batch-size=8",
-                 "--budget", "12", "--rounds", "2",
+                 "--budget", "12", "--rounds", "2", "--objective", "personal",
                  "--policy", str(policy), "--report", str(report)]) == 0  # fmt: skip
-    assert set(Policy.load(policy).space) == {"lr", "local-epochs", "momentum"}
+    for path in (policy, files / "policy-personal.json"):
+        assert set(Policy.load(path).space) == {"lr", "local-epochs", "momentum"}
     assert main(["explain", str(policy), "--metrics", str(table)]) == 0
     out = capsys.readouterr().out
     assert out.count("weight x") == 4
@@ -58,7 +60,7 @@ def test_profile_tune_explain_plot(files, capsys, monkeypatch):
     assert "@import" not in text
     assert main(["plot", str(report), "--out", str(files / "plot.png")]) == 0
     assert (files / "plot.png").stat().st_size > 1000
-    assert TuneReport.load(report).cost <= 13
+    assert TuneReport.load(report).personal is not None
 
 
 @pytest.mark.parametrize(
@@ -88,6 +90,37 @@ def test_mistakes_get_one_line_and_status_1(files, command, words, capsys, monke
     error = capsys.readouterr().err
     assert words in error
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (
+            "tune",
+            ["{bayes,random,sobol}", "(default: bayes)", "(default: 48)", "{global,personal}"],
+        ),
+        ("bench", ["(default: 8)", "(default: 20)"]),
+        ("plot", ["(default: report.html)"]),
+        ("profile", ["npz with x and y"]),
+        ("explain", ["policy.json or report.json"]),
+        ("new", ["of the app and its folder"]),
+    ],
+)
+def test_help_shows_choices_and_defaults(command, words, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([command, "--help"])
+    assert stop.value.code == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for word in words:
+        assert word in shown
+
+
+def test_plots_of_a_report_with_nothing_to_show_say_so():
+    pytest.importorskip("matplotlib")
+    policy = Policy.constant(SearchSpace(lr=Log(0.1, 1.0)))
+    text = svg(TuneReport(policy, None, (), ({}, {}), 0.0, 0.0, "bayes"))
+    for words in ("no client reported both", "nothing to compare", "no trial", "What each client"):
+        assert words in text
 
 
 def test_metrics_files(tmp_path):

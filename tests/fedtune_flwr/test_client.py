@@ -2,7 +2,8 @@ import math
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod
 from flwr.serverapp.strategy import FedAvg
@@ -12,15 +13,17 @@ from fedtune_flwr import (
     ConfigError,
     FedTune,
     FedTuneMod,
+    Log,
     Noise,
     Policy,
+    SearchSpace,
     fedtune_client,
     hparams,
 )
 from fedtune_flwr._wire import METRICS_RECORD, QUERY, pack_arrays, unpack_arrays
 from fedtune_flwr.testing import FakeGrid
 from tests.fedtune_flwr import apps
-from tests.fedtune_flwr.test_strategy import BY_LOSS, NODES, SPACE, run
+from tests.fedtune_flwr.runs import BY_LOSS, NODES, SPACE, run
 
 
 def message(config, kind="train"):
@@ -95,6 +98,48 @@ def test_train_replies_gain_nothing_but_the_echo():
     run(FedTune(FedAvg(**NODES), policy=BY_LOSS), rounds=1, watch=watch)
     # Names recorded before the server takes its records out.
     assert seen == [{"arrays", "metrics", "fedtune.applied"}] * 4
+
+
+@pytest.mark.parametrize("by_mod", [False, True], ids=["by query", "by mod"])
+def test_a_whole_run_sends_nothing_else_than_the_same_app_without_the_plugin(by_mod):
+    def app_of(kind):
+        mods = [FedTuneMod(apps.profile_fn)] if by_mod and kind == "with" else []
+        made = ClientApp(mods=mods)
+        made.train()(apps.train)
+        made.evaluate()(apps.evaluate)
+        if kind == "with" and not by_mod:
+            fedtune_client(made, apps.profile_fn)
+        return made
+
+    sent = {"with": [], "without": []}
+    values = dict(BY_LOSS.assign(None).values)
+    constant = Policy.constant(SPACE, values)
+    for kind in sent:
+
+        def watch(message_, reply, log=sent[kind]):
+            if not reply.has_error():
+                records = {name: dict(record) for name, record in reply.content.items()}
+                log.append((message_.metadata.message_type, message_.metadata.dst_node_id, records))
+
+        strategy = FedTune(FedAvg(min_evaluate_nodes=4, **NODES), policy=constant)
+        if kind == "without":
+            strategy = FedAvg(min_evaluate_nodes=4, **NODES)
+        run(strategy, app_of(kind), rounds=2, config=values, watch=watch)
+    own = []
+    for _, _, records in sent["with"]:
+        if METRICS_RECORD in records:
+            own.append(records.pop(METRICS_RECORD))
+    assert len(own) == 4
+    for record in own:
+        assert set(record) <= set(METRICS)
+        assert len(record) <= 6
+        assert all(type(value) is float for value in record.values())
+    rest = [entry for entry in sent["with"] if entry[2]]
+    assert [entry[:2] for entry in rest] == [entry[:2] for entry in sent["without"]]
+    for (_, _, mine), (_, _, plain) in zip(rest, sent["without"], strict=True):
+        assert set(mine) == set(plain)
+        for name in mine:
+            assert repr(mine[name]) == repr(plain[name])
 
 
 def test_a_profile_that_returns_more_is_refused_on_the_client():
@@ -240,3 +285,79 @@ def test_policy_values_survive_the_round_trip_through_a_message():
     policy = Policy.constant(SPACE, {"lr": 0.123456789, "local-epochs": 3})
     values = policy.assign(None).values
     assert dict(hparams(message(dict(values)), {"lr": 0.1, "local-epochs": 1})) == values
+
+
+def test_a_client_of_the_old_api_gets_values_and_reports_through_the_mod():
+    """A `NumPyClient`, as the older quickstarts have it, with one mod added."""
+    from flwr.client import NumPyClient
+
+    seen = {}
+
+    class Old(NumPyClient):
+        def __init__(self, context):
+            self.context = context
+
+        def fit(self, parameters, config):
+            seen.setdefault(apps.partition(self.context), []).append(config["lr"])
+            return [p + 1 for p in parameters], 30, {}
+
+    def client_fn(context: Context):
+        return Old(context).to_client()
+
+    app = ClientApp(client_fn, mods=[FedTuneMod(apps.profile_fn)])
+    inner = FedAvg(
+        arrayrecord_key="fitins.parameters", configrecord_key="fitins.config",
+        weighted_by_key="num_examples", fraction_evaluate=0.0, **NODES,
+    )  # fmt: skip
+    strategy = FedTune(inner, SPACE, apps.proxy(rounds=2), tuner="random", budget=12)
+    grid = FakeGrid(app, 4)
+    start = ArrayRecord({"0": Array(np.zeros(3, dtype=np.float32))})
+    result = strategy.start(grid, start, 3, train_config=ConfigRecord())
+    (array,) = result.arrays.values()
+    np.testing.assert_allclose(array.numpy(), 3.0)
+    assert strategy.quarantined == 0
+    assert all(row.usable for row in strategy.clients.values())
+    for k, rates in seen.items():
+        row = strategy.clients[100 + k]
+        assert rates[-1] == row.values["lr"]
+        assert all(0.01 <= rate <= 1.0 for rate in rates)
+
+
+def test_the_client_of_flowers_quickstart_works_as_it_is():
+    """Reads `config["lr"]`, knows nothing of this plugin, and replies as the quickstart does."""
+    app = ClientApp()
+    seen = []
+
+    @app.train()
+    def train(msg: Message, context: Context):
+        model = apps.new_model()
+        model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
+        x, y = apps.client_data(context)
+        seen.append(msg.content["config"]["lr"])
+        optimizer = torch.optim.SGD(model.parameters(), lr=msg.content["config"]["lr"])
+        for _ in range(context.run_config["local-epochs"]):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+        model_record = ArrayRecord(model.state_dict())
+        metrics = {"train_loss": loss.item(), "num-examples": len(y)}
+        content = RecordDict({"arrays": model_record, "metrics": MetricRecord(metrics)})
+        return Message(content=content, reply_to=msg)
+
+    @app.evaluate()
+    def evaluate(msg: Message, context: Context):
+        return apps.evaluate(msg, context)
+
+    strategy = FedTune(
+        FedAvg(fraction_train=0.5), SearchSpace(lr=Log(0.01, 1.0)), apps.proxy(rounds=2),
+        tuner="random", budget=12,
+    )  # fmt: skip
+    grid = FakeGrid(app, 4, run_config={"local-epochs": 2})
+    result = strategy.start(grid, apps.initial_arrays(), 3)
+    assert len(result.train_metrics_clientapp) == 3
+    assert strategy.quarantined == 0
+    assert sum(row.mismatches for row in strategy.clients.values()) == 0
+    # Nobody answered the query: one tuned value for all.
+    assert set(seen) == {strategy.policy.assign(None).values["lr"]}
+    assert strategy.report is not None

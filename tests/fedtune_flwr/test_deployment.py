@@ -1,6 +1,8 @@
-"""A real SuperLink with two SuperNodes on loopback, running the app template."""
+"""A real SuperLink with two SuperNodes on loopback, by TLS and with authentication."""
 
 import contextlib
+import datetime
+import ipaddress
 import os
 import re
 import signal
@@ -11,6 +13,10 @@ import time
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from fedtune_flwr._template import new_app
 
@@ -89,24 +95,82 @@ def tail(*logs: Path) -> str:
     return "\n".join(f"== {log.name}\n{log.read_text()[-2500:]}" for log in logs)
 
 
+def pem(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+
+
+def certificates(folder: Path) -> dict[str, Path]:
+    """A certificate authority and a certificate of its for the loopback address."""
+    now = datetime.datetime.now(datetime.UTC)
+    keys = [ec.generate_private_key(ec.SECP384R1()) for _ in range(2)]
+    names = [
+        x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]) for name in ("test", "localhost")
+    ]
+    made = {}
+    for name, key, subject, authority in (
+        ("ca", keys[0], names[0], True),
+        ("server", keys[1], names[1], False),
+    ):
+        loopback = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+        certificate = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(names[0])
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(days=1))
+            .not_valid_after(now + datetime.timedelta(days=2))
+            .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
+            .add_extension(x509.SubjectAlternativeName(loopback), critical=False)
+            .sign(keys[0], hashes.SHA256())
+        )
+        made[name] = folder / f"{name}.pem"
+        made[name].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    made["key"] = folder / "server.key"
+    made["key"].write_bytes(pem(keys[1], serialization.PrivateFormat.PKCS8))
+    return made
+
+
+def node_key(folder: Path, k: int) -> tuple[Path, Path]:
+    """A SuperNode's private and public key."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    private, public = folder / f"node-{k}", folder / f"node-{k}.pub"
+    private.write_bytes(pem(key, serialization.PrivateFormat.OpenSSH))
+    public.write_bytes(
+        key.public_key().public_bytes(
+            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+        )
+    )
+    return private, public
+
+
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for leftovers in /proc")
 def test_two_supernodes_are_profiled_and_trained(started, tmp_path):
     app = new_app("loopback", tmp_path)
+    files = certificates(tmp_path)
     api = free_port()
     home = tmp_path / "home"
     (home / "config.toml").write_text(
         f'[superlink]\ndefault = "loop"\n[superlink.loop]\naddress = "127.0.0.1:{api}"\n'
-        "insecure = true\n"
+        f'root-certificates = "{files["ca"]}"\n'
     )
     superlink, link_log = started(
-        "superlink", "flower-superlink", "--insecure", "--isolation", "subprocess",
+        "superlink", "flower-superlink", "--ssl-ca-certfile", str(files["ca"]),
+        "--ssl-certfile", str(files["server"]), "--ssl-keyfile", str(files["key"]),
+        "--enable-supernode-auth", "--isolation", "subprocess",
         "--host", "127.0.0.1", "--port", str(api), "--disable-runtime-dependency-installation",
     )  # fmt: skip
     logs = [link_log]
     wait_for_port(api, superlink, link_log)
     for k in range(2):
+        private, public = node_key(tmp_path, k)
+        register, log = started(
+            f"register-{k}", "flwr", "supernode", "register", str(public), "loop"
+        )
+        assert register.wait(timeout=WAIT_S) == 0, tail(log, *logs)
         _, log = started(
-            f"supernode-{k}", "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{api}",
+            f"supernode-{k}", "flower-supernode", "--root-certificates", str(files["ca"]),
+            "--auth-supernode-private-key", str(private), "--superlink", f"127.0.0.1:{api}",
             "--isolation", "subprocess", "--port", str(free_port()),
             "--node-config", f"partition-id={k} num-partitions=2",
         )  # fmt: skip

@@ -88,7 +88,7 @@ def test_tuning_by_groups(setting):
 def test_the_wrapper_takes_the_mode(setting):
     from flwr.serverapp.strategy import FedAvg
 
-    from tests.fedtune_flwr.test_strategy import NODES, run
+    from tests.fedtune_flwr.runs import NODES, run
 
     strategy = FedTune(
         FedAvg(**NODES), SPACE, apps.proxy(rounds=2), tuner="random", mode="groups", budget=12

@@ -75,6 +75,13 @@ def test_profile_leaves_out_what_needs_a_model():
         ([{"a": 1}], "keys"),
         ([(torch.zeros(2, FEATURES), torch.zeros(2))], "class labels"),
         ([(torch.zeros(2, FEATURES), torch.tensor([0, 9]))], "expected 0 to 2"),
+        ([(torch.zeros(3, FEATURES), torch.zeros(2, dtype=torch.int64))], "one label an input"),
+        ([(torch.zeros(2, FEATURES), None)], "Tensor and NoneType"),
+        ([(None, torch.zeros(2))], "NoneType and Tensor"),
+        ([(["a"], ["b"])], "list and list"),
+        ([(torch.tensor(1.0), torch.tensor(1))], "one label an input"),
+        ([(torch.zeros(2, FEATURES), torch.tensor([0, 2**40]))], "expected 0 to 2"),
+        (5, "loader=5"),
     ],
 )
 def test_profile_refuses_what_it_cannot_measure(loader, words):
@@ -85,6 +92,10 @@ def test_profile_refuses_what_it_cannot_measure(loader, words):
 def test_profile_needs_a_model_or_classes():
     with pytest.raises(MetricsError, match="classes="):
         profile([blobs(1, 9)])
+    with pytest.raises(MetricsError, match="classes=0"):
+        profile([blobs(1, 9)], classes=0)
+    with pytest.raises(MetricsError, match="model is a str"):
+        profile([blobs(1, 9)], "model")
 
 
 def test_scaler_centres_on_the_median_and_does_not_blow_up_small_differences():

@@ -208,6 +208,13 @@ def test_emulation_of_strange_reports(emulator):
         ((np.zeros((6, 2)), np.repeat([0, 1], 3)), {"classes": 1}, "not below"),
         ((np.zeros((5, 2)), np.array([0, 0, 0, 1, 1])), {}, "fewer than 3"),
         ((np.zeros((6, 2)), np.repeat([0, 1], 3)), {"rounds": 0}, "at least 1"),
+        ((np.zeros((6, 2)), np.repeat([0, 1], 3)), {"rounds": 1.5}, "rounds=1.5"),
+        ((np.zeros((6, 2)), np.repeat([0, 1], 3)), {"classes": "2"}, "classes='2'"),
+        ((np.zeros((6, 2)), np.repeat([0, 1], 3)), {"train_fn": 5}, "train_fn=5"),
+        ((np.full((6, 2), 1e300), np.repeat([0, 1], 3)), {}, "too large for float32"),
+        ((np.zeros((6, 2)), np.array([0, 0, 0, 1, 1, 2**40])), {}, "6 examples cannot"),
+        ((["a", "b"], [0, 1]), {}, "list and list"),
+        ((None, None), {}, "NoneType and NoneType"),
     ],
 )
 def test_bad_proxies_say_what_is_wrong(data, fields, words):

@@ -4,6 +4,7 @@ A generator draws a strength for a virtual client and applies it to a sample of 
 add their own kinds of heterogeneity by passing more generators to `Emulator`.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -64,8 +65,29 @@ class LabelNoise:
         return x, torch.where(hit, drawn, y)
 
 
+class _InputChange(ABC):
+    """A change of the inputs alone; inputs that are not floating point (tokens) stay."""
+
+    def apply(
+        self,
+        x: "torch.Tensor",
+        y: "torch.Tensor",
+        strength: float,
+        classes: int,
+        rng: np.random.Generator,
+    ) -> "tuple[torch.Tensor, torch.Tensor]":
+        """Changed inputs, and labels as they are."""
+        if not x.is_floating_point() or strength == 0.0:
+            return x, y
+        return self.changed(x, strength), y
+
+    @abstractmethod
+    def changed(self, x: "torch.Tensor", strength: float) -> "torch.Tensor":
+        """Inputs changed with a strength other than 0."""
+
+
 @dataclass(frozen=True)
-class FeatureGain:
+class FeatureGain(_InputChange):
     """Inputs multiplied by a constant, as another sensor or exposure would; half have 1."""
 
     name: str = "feature-gain"
@@ -77,22 +99,13 @@ class FeatureGain:
             return 0.0
         return float(rng.uniform(-self.log_range, self.log_range))
 
-    def apply(
-        self,
-        x: "torch.Tensor",
-        y: "torch.Tensor",
-        strength: float,
-        classes: int,
-        rng: np.random.Generator,
-    ) -> "tuple[torch.Tensor, torch.Tensor]":
-        """Inputs times e^strength; inputs that are not floating point (tokens) stay."""
-        if not x.is_floating_point() or strength == 0.0:
-            return x, y
-        return x * float(np.exp(strength)), y
+    def changed(self, x: "torch.Tensor", strength: float) -> "torch.Tensor":
+        """Inputs times e^strength."""
+        return x * float(np.exp(strength))
 
 
 @dataclass(frozen=True)
-class FeatureShift:
+class FeatureShift(_InputChange):
     """A constant added to all inputs of a client; three quarters of the clients have none."""
 
     name: str = "feature-shift"
@@ -102,18 +115,9 @@ class FeatureShift:
         """The shift, in the unit of the inputs."""
         return float(rng.normal(0.0, self.width)) if rng.random() < 0.25 else 0.0
 
-    def apply(
-        self,
-        x: "torch.Tensor",
-        y: "torch.Tensor",
-        strength: float,
-        classes: int,
-        rng: np.random.Generator,
-    ) -> "tuple[torch.Tensor, torch.Tensor]":
-        """Inputs plus `strength`; inputs that are not floating point stay."""
-        if not x.is_floating_point() or strength == 0.0:
-            return x, y
-        return x + strength, y
+    def changed(self, x: "torch.Tensor", strength: float) -> "torch.Tensor":
+        """Inputs plus `strength`."""
+        return x + strength
 
 
 def label_mix(classes: int, rng: np.random.Generator) -> np.ndarray:

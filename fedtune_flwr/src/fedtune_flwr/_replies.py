@@ -63,7 +63,8 @@ def fault(content: RecordDict, key: str) -> str | None:
                 values = array.numpy()
             except (TypeError, ValueError, EOFError, OSError) as error:
                 return f"array {name!r} cannot be read ({error})"
-            if tuple(array.shape) != values.shape:
+            # Clients of the older interface leave the shape empty.
+            if array.shape and tuple(array.shape) != values.shape:
                 return f"array {name!r} claims shape {tuple(array.shape)}, holds {values.shape}"
             if values.dtype.kind in "fc" and not np.isfinite(values).all():
                 return f"array {name!r} holds NaN or infinite values"
@@ -185,7 +186,9 @@ _Shapes = frozenset[tuple[str, tuple[int, ...]]]
 
 
 def _shapes(arrays: ArrayRecord) -> _Shapes:
-    return frozenset((name, tuple(array.shape)) for name, array in arrays.items())
+    return frozenset(
+        (name, tuple(array.shape) or array.numpy().shape) for name, array in arrays.items()
+    )
 
 
 def _array_layout(content: RecordDict) -> tuple[str, _Shapes]:

@@ -125,8 +125,9 @@ class Survey:
         level = logging.INFO if row.by_mod else logging.WARNING
         log.log(
             level,
-            "node %d gave no metrics (%s); it gets the values of the median client, asked again %s",
+            "node %d gave no metrics (%s); it %s, asked again %s",
             row.node_id,
             reason,
+            "keeps its values" if row.usable else "gets the values of the median client",
             "in its train message" if row.by_mod else f"in round {row.retry_round}",
         )
