@@ -233,3 +233,9 @@ def test_a_job_that_never_ran(tmp_path):
     path = write(tmp_path, f"{HEAD}j,a,1,,1,oom,\nj,a,2,,1,error,\n", "f.csv")
     with pytest.raises(mlcd.TraceError, match="job 'j' has no run that gave a speed"):
         mlcd.TraceProfiler(path)
+
+
+def test_the_speed_of_a_run_that_failed_is_not_looked_at(tmp_path):
+    lines = "j,a,1,100,1,,\nj,a,2,,1,oom,0.0\nj,a,4,,1,timeout,0\nj,a,8,50,1,timeout,0.5\n"
+    trace = read_traces(write(tmp_path, HEAD + lines, "f.csv"))["j"]
+    assert [c.status for c in trace.cells.values()] == ["ok", "oom", "timeout", "ok"]

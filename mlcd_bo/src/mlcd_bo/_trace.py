@@ -153,21 +153,20 @@ def _outcome(where: str, row: dict[str, str]) -> tuple[float, Status]:
         raise TraceError(f"{where}: status {status!r} is unknown; use ok, {', '.join(_FAILURES)}")
     speed = _number(where, "speed", row.get("speed"))
     runtime = _number(where, "runtime_s", row["runtime_s"])
-    if speed is not None and not (math.isfinite(speed) and speed > 0):
-        raise TraceError(f"{where}: speed must be finite and above 0, got {speed!r}")
-    if status == "timeout" and speed is not None:
-        # Cut off by a time limit, but it ran: its speed is as good as any.
+    ran = status == "ok" or (status == "timeout" and bool(speed))
+    if ran and speed is not None:
+        if not (math.isfinite(speed) and speed > 0):
+            raise TraceError(f"{where}: speed must be finite and above 0, got {speed!r}")
+        # Also of a run cut off by a time limit: its speed is as good as any.
         return speed, "ok"
     if status != "ok":
         return math.nan, _FAILURES[status]
-    if speed is None and runtime is None:
+    if runtime is None:
         raise TraceError(
             f"{where}: runtime_s and speed are both empty in a run that is 'ok'; give one of "
             "them, or the status of the failure"
         )
-    if speed is not None:
-        return speed, "ok"
-    if runtime is None or not (math.isfinite(runtime) and runtime > 0):
+    if not (math.isfinite(runtime) and runtime > 0):
         raise TraceError(f"{where}: runtime_s must be finite and above 0, got {runtime!r}")
     return 1.0 / runtime, "ok"
 
