@@ -26,4 +26,4 @@ def test_the_readme_runs_as_a_script(tmp_path):
         [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    assert "trials cost $" in done.stdout
+    assert "finding it cost $" in done.stdout
