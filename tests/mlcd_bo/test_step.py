@@ -7,6 +7,7 @@ import pytest
 
 import mlcd_bo as mlcd
 from mlcd_bo import profilers
+from mlcd_bo.profilers._process import TorchrunProcess
 from mlcd_bo.profilers._reports import StepReports
 from mlcd_bo.profilers._sky import _Log
 
@@ -109,3 +110,13 @@ def test_another_distribution_adds_a_profiler(tmp_path):
         "assert 'clay' in profilers.available() and profilers.get('clay') is clay.Clay"
     )
     run(program, PYTHONPATH=os.pathsep.join([str(tmp_path), str(Path.cwd())]))
+
+
+def test_the_end_of_a_log_is_short_whatever_the_script_prints(tmp_path):
+    trial = TorchrunProcess.__new__(TorchrunProcess)
+    trial._log = tmp_path / "log"
+    trial._log.write_text("begin\n" + "x" * 5_000_000 + "end\nlast words\n")
+    lines = trial.tail().splitlines()
+    assert lines[-1] == "last words"
+    assert lines[-2].endswith("xend")
+    assert len(trial.tail()) < 2000
