@@ -24,8 +24,6 @@ from kingpin_ray._scoring import scorer
 from kingpin_ray._shuffle import join_pieces
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
     from kingpin_ray._blocks import Block
@@ -74,29 +72,23 @@ class Exchange:
         """Returns what `add` returns: models take an exchange as the function that sums."""
         return self.add(values)
 
-    def begin(self, values: Any) -> Callable[[], None]:
-        """Begins to sum a tensor over all workers in place; what it returns waits for the end.
+    def tensor(self, values: Any) -> None:
+        """Sums a tensor over all workers in place, the same bytes on each.
 
-        Until then the tensor is not to be touched. All workers must begin their sums in the same
-        order. NCCL takes a tensor where it is, gloo sums on the CPU.
+        NCCL takes a tensor where it is, gloo sums on the CPU.
         """
         here = values if values.is_contiguous() else values.contiguous()
         here = here.to(self._device)
-        work = self._dist.all_reduce(here, async_op=True)
+        self._dist.all_reduce(here)
+        if here is not values:
+            values.copy_(here)
         self.count += 1
         self.sent_bytes += values.nbytes
-
-        def wait() -> None:
-            work.wait()
-            if here is not values:
-                values.copy_(here)
-
-        return wait
 
     def add(self, values: NDArray[Any]) -> NDArray[Any]:
         """Returns the sum of an array over all workers, the same bytes on each."""
         found = self._torch.from_numpy(np.array(values, order="C"))
-        self.begin(found)()
+        self.tensor(found)
         return np.asarray(found.numpy())
 
     def gather(self, values: NDArray[Any]) -> list[NDArray[Any]]:

@@ -102,7 +102,7 @@ def train(
     X: Tensor,
     y: Tensor,
     plan: Plan,
-    reduce: Callable[[Tensor], Callable[[], None]] | None = None,
+    reduce: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
     """Returns (M, P) trained parameters, on the device of X.
 
@@ -111,27 +111,18 @@ def train(
         X: (N, D) float32 rows, a model's own next to each other.
         y: (N,) int64 classes or float32 values.
         plan: what each model does.
-        reduce: begins to sum a tensor over all workers in place, and returns what waits for the
-            end of it, where rows are split; None where whole.
+        reduce: sums a tensor over all workers in place, where rows are split; None where whole.
     """
     models = len(plan.counts)
     result = torch.empty(models, net.size, device=X.device)
     steps = plan.epochs * -(-plan.counts // plan.batch_size)
     order = np.argsort(-steps, kind="stable")
     on_cpu = X.device.type == "cpu"
-    if reduce is None:
-        piece = max(1, _MODEL_BYTES // (16 * net.size)) if on_cpu else models
-        teams = [[order[start : start + piece]] for start in range(0, models, piece)]
-    else:
-        # Two halves in turn: while the gradients of one travel, those of the other are computed.
-        teams = [[half for half in (order[0::2], order[1::2]) if len(half)]]
-    for team in teams:
-        pieces = [_Piece(net, X, y, plan, at, reduce) for at in team]
-        for t in range(int(max(steps[at].max(initial=0) for at in team))):
-            for at, one in zip(team, pieces, strict=True):
-                one.advance(t, steps[at])
-        for at, one in zip(team, pieces, strict=True):
-            result[torch.from_numpy(at).to(X.device)] = one.finished()
+    piece = max(1, _MODEL_BYTES // (16 * net.size)) if reduce is None and on_cpu else models
+    for start in range(0, models, piece):
+        at = order[start : start + piece]
+        found = _Piece(net, X, y, plan, at, reduce).run(steps[at])
+        result[torch.from_numpy(at).to(X.device)] = found
     return result
 
 
@@ -145,7 +136,7 @@ class _Piece:
         y: Tensor,
         plan: Plan,
         at: NDArray[np.int64],
-        reduce: Callable[[Tensor], Callable[[], None]] | None,
+        reduce: Callable[[Tensor], None] | None,
     ) -> None:
         self.net, self.X, self.y, self.plan, self.reduce = net, X, y, plan, reduce
         self.flat = torch.stack([net.initial(int(plan.seeds[m])) for m in at]).to(X.device)
@@ -161,43 +152,28 @@ class _Piece:
         self.result = self.flat.clone() if plan.watch is not None else self.flat
         self.lowest = np.full(len(at), np.inf)
         self.stale = np.zeros(len(at), np.int64)
-        # The step that was begun: its number, models, gradient, minibatch sizes, what to wait for.
-        self.begun: tuple[int, int, Tensor, Tensor, Callable[[], None] | None] | None = None
 
-    def advance(self, t: int, steps: NDArray[np.int64]) -> None:
-        """Ends the step before, and begins step t of the models that have one.
-
-        Where rows are split, the sum over all workers is under way when this returns.
-
-        Args:
-            t: the step.
-            steps: (M,) how many steps each model has.
-        """
-        self._end()
-        active = int(np.searchsorted(-steps[self.place], -t, side="left"))
-        if not active:
-            return
-        rows, weight, sizes = (v.to(self.X.device) for v in self.batches.at(t, self.place[:active]))
-        gradient = self.net.gradient(self.flat[:active], self.X[rows], self.y[rows], weight, t)
-        wait = None if self.reduce is None else self.reduce(gradient)
-        self.begun = t, active, gradient, sizes, wait
-
-    def finished(self) -> Tensor:
-        """Returns (M, P) parameters after the last step, or of the lowest watched loss."""
-        self._end()
+    def run(self, steps: NDArray[np.int64]) -> Tensor:
+        """Returns (M, P) parameters after `steps` (M,) steps, or of the lowest watched loss."""
+        for t in range(int(steps.max(initial=0))):
+            active = int(np.searchsorted(-steps[self.place], -t, side="left"))
+            if not active:
+                break
+            self._step(t, active)
+            if self.plan.watch is not None:
+                self._watch(t, active)
         if self.plan.watch is not None:
             lost = torch.from_numpy(np.isinf(self.lowest)).to(self.X.device)
             self.result[lost] = torch.nan  # no epoch had a loss that is a number
         return self.result
 
-    def _end(self) -> None:
-        if self.begun is None:
-            return
-        t, active, gradient, sizes, wait = self.begun
-        self.begun = None
-        if wait is not None:
-            wait()
+    def _step(self, t: int, active: int) -> None:
+        device = self.X.device
+        rows, weight, sizes = (v.to(device) for v in self.batches.at(t, self.place[:active]))
         now = self.flat[:active]
+        gradient = self.net.gradient(now, self.X[rows], self.y[rows], weight, t)
+        if self.reduce is not None:
+            self.reduce(gradient)
         gradient /= sizes[:, None]
         if self.decays:
             gradient += self.decay[:active] * now
@@ -206,8 +182,6 @@ class _Piece:
         v.mul_(_BETA2).addcmul_(gradient, gradient, value=1 - _BETA2)
         root = v.sqrt().div_((1 - _BETA2 ** (t + 1)) ** 0.5).add_(_EPS)
         now.sub_(torch.div(m, root).mul_(self.rate[:active] / (1 - _BETA1 ** (t + 1))))
-        if self.plan.watch is not None:
-            self._watch(t, active)
 
     def _watch(self, t: int, active: int) -> None:
         """Looks at the held-out loss of models that end an epoch; those that stall leave."""
@@ -227,7 +201,7 @@ class _Piece:
         out = self.net.forward(self.flat[at], self.X[rows])
         sums = loss_sums(self.net.loss, out, self.y[rows], weight)
         if self.reduce is not None:
-            self.reduce(sums)()
+            self.reduce(sums)
         loss = sums.cpu().numpy().astype(np.float64)
         place = self.place[ends]
         # Without rows to watch, the last parameters count as the best.

@@ -414,15 +414,14 @@ def _device(torch: Any, wish: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _on_tensors(torch: Any, add: Add) -> Callable[[Any], Callable[[], None]]:
-    """Returns `add` for tensors: in place, begun when called, done when what it returns is."""
-    direct: Callable[[Any], Callable[[], None]] | None = getattr(add, "begin", None)
+def _on_tensors(torch: Any, add: Add) -> Callable[[Any], None]:
+    """Returns a function that sums a tensor over all workers in place, on its own device."""
+    direct: Callable[[Any], None] | None = getattr(add, "tensor", None)
     if direct is not None:
         return direct
 
-    def exchange(tensor: Any) -> Callable[[], None]:
+    def exchange(tensor: Any) -> None:
         tensor.copy_(torch.from_numpy(add(tensor.cpu().numpy())))
-        return lambda: None
 
     return exchange
 
