@@ -66,8 +66,8 @@ def check_bytes(pool, ranks):
         assert r["metrics"]["bytes_sent"] == scattered + (ranks - 1) * gathered
         assert r["metrics"]["bytes_plain"] == steps * (8 * (ranks - 1) * COUNT // ranks)
         assert r["metrics"]["ratio"] > 20
-        # Memory: a residual of the gradients' size, and what is under way.
-        assert r["metrics"]["residual_bytes"] == 4 * COUNT
+        # Memory: a residual of the gradients' size, aligned, and what is under way.
+        assert 4 * COUNT <= r["metrics"]["residual_bytes"] < 4.01 * COUNT
         assert 0 < r["metrics"]["message_bytes"] < 0.15 * 4 * COUNT
     assert all(r["parameters"] == results[0]["parameters"] for r in results)
     assert results[0]["metrics"]["iterations"] == steps
